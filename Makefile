@@ -1,0 +1,49 @@
+# `make demo` and `make test` each prepare .venv, build what changed, and run. Needs Python >= 3.10 with venv, and g++.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= # a pip index to take torch from, if not the configured one
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
+
+.PHONY: demo test format clean check-tools
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.built
+	$(BIN)/seer demo
+
+test: $(VENV)/.built $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest
+
+check-tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	  { echo "Seer needs Python 3.10 or newer as $(PYTHON): install it, or run make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) lacks venv: install it (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || \
+	  { echo "Seer needs the C++ compiler $${CXX:-g++}: install it (on Debian and Ubuntu: apt install g++)." >&2; exit 1; }
+
+$(VENV)/.torch: | check-tools
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)" $(if $(strip $(TORCH_INDEX)),--index-url $(strip $(TORCH_INDEX)))
+	$(PIP) "setuptools>=77" "pybind11>=2.13" ninja "cmake>=3.24"
+	@touch $@
+
+# Editable and without isolation, so that the build folder stays warm and Python sources are used in place.
+$(VENV)/.built: $(VENV)/.torch $(SOURCES)
+	$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.built
+	$(PIP) --no-build-isolation -e ".[dev,plot]"
+	@touch $@
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info seer_ext/_C*.so seer_ext/_build_info.json

@@ -1,0 +1,41 @@
+// What the CPU implementations share: outputs, the grain of their parallel loops, the kernels of this machine.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cpu/isa.h"
+#include "ops/checks.h"
+
+namespace seer::cpu {
+
+// The sizes of `t` without its last dim.
+inline std::vector<int64_t> outer_sizes(const Tensor& t) {
+  const auto sizes = t.sizes();
+  return {sizes.begin(), sizes.end() - 1};
+}
+
+inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return torch::stable::new_empty(like, {sizes.data(), sizes.size()}, dtype);
+}
+
+// Rows per task, so that a task is worth the hand-over to another thread.
+inline int64_t rows_per_task(int64_t row_elements) {
+  constexpr int64_t kElements = 32768;
+  return std::max<int64_t>(1, kElements / std::max<int64_t>(1, row_elements));
+}
+
+inline const IsaKernels& isa_kernels_or_fail(const char* op) {
+  const IsaKernels* kernels = isa_kernels();
+  if (kernels == nullptr) {
+    std::string names;
+    for (const IsaKernels* const* level = isa_available(); *level; ++level) names += text(" ", (*level)->name);
+    fail(op, "SEER_CPU_ISA", text("be one of this machine's:", names), std::getenv("SEER_CPU_ISA"));
+  }
+  return *kernels;
+}
+
+}  // namespace seer::cpu

@@ -1,0 +1,26 @@
+#include "ops/snr_boundary.h"
+
+#include "common.h"
+#include "kernels/cpu/snr_boundary.h"
+
+namespace seer::cpu {
+
+std::tuple<Tensor, Tensor> snr_boundary_op(Tensor sparsity, std::optional<Tensor> lengths, int64_t window,
+                                           double min_snr, double plateau, double min_jump, int64_t min_keep) {
+  SnrBoundaryParams p = make_snr_boundary_params(sparsity, lengths, window, min_snr, plateau, min_jump, min_keep);
+  for (int64_t b = 0; lengths && b < p.B; ++b) {
+    const int64_t n = p.lengths[b];
+    SEER_CHECK(n >= 0 && n <= p.G, "snr_boundary", "lengths", text("lie in [0, G]=[0, ", p.G, "]"), n);
+  }
+  Tensor boundary = new_output(sparsity, {p.B}, ScalarType::Int);
+  Tensor snr = new_output(sparsity, {p.B}, ScalarType::Float);
+  p.boundary = boundary.mutable_data_ptr<int32_t>();
+  p.snr = snr.mutable_data_ptr<float>();
+  torch::stable::parallel_for(0, p.B, rows_per_task(p.G * std::min(p.G, 2 * std::min(p.window, p.G))),
+                              [&](int64_t begin, int64_t end) { snr_boundary(p, begin, end); });
+  return {boundary, snr};
+}
+
+}  // namespace seer::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(seer, CPU, m) { m.impl("snr_boundary", TORCH_BOX(&seer::cpu::snr_boundary_op)); }

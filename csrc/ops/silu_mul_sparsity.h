@@ -1,0 +1,11 @@
+#pragma once
+
+#include "checks.h"
+#include "kernels/params.h"
+
+namespace seer {
+
+// Checks the arguments and fills all but the outputs.
+SiluMulSparsityParams make_silu_mul_sparsity_params(const Tensor& gate, const Tensor& up, double threshold);
+
+}  // namespace seer

@@ -1,0 +1,42 @@
+// Checks shared by the ops that copy ranges of tokens.
+#pragma once
+
+#include "checks.h"
+#include "kernels/params.h"
+
+namespace seer {
+
+// A tensor `[N, ...]` of any dtype of 1, 2, 4 or 8 bytes. Of a 1-D tensor the only dim is that of the tokens.
+inline TokenLayout check_tokens(const char* op, const char* argument, const Tensor& t) {
+  const size_t size = t.element_size();
+  SEER_CHECK(size == 1 || size == 2 || size == 4 || size == 8, op, argument, "have a dtype of 1, 2, 4 or 8 bytes",
+             dtype_name(t.scalar_type()));
+  TokenLayout x{};
+  x.data = t.const_data_ptr();
+  x.element_size = static_cast<int32_t>(size);
+  if (t.dim() == 1) {
+    x.rows.num_dims = 1;
+    x.rows.strides[0] = t.stride(0);
+    x.run = x.runs = 1;
+    return x;
+  }
+  check_last_contiguous(op, argument, t);
+  x.rows = check_rows(op, argument, t);
+  x.run = t.size(t.dim() - 1);
+  x.runs = 1;
+  for (int64_t d = 1; d + 1 < t.dim(); ++d) x.runs *= t.size(d);
+  return x;
+}
+
+inline void check_capacity(const char* op, int64_t capacity, int64_t max) {
+  SEER_CHECK(capacity >= 0 && capacity <= max, op, "capacity", text("lie in [0, ", max, "]"), capacity);
+}
+
+// For values that the host can read: `length` tokens of row b from starts[b] on exist. `length` isn't negative.
+inline void check_range(const char* op, const IndexArray& starts, int64_t b, int64_t length, int64_t N) {
+  const int64_t start = starts[b];
+  SEER_CHECK(start >= 0 && length <= N && start <= N - length, op, "starts",
+             text("keep row ", b, " in [0, N]=[0, ", N, "]"), text(start, " with length ", length));
+}
+
+}  // namespace seer

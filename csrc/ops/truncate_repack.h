@@ -1,0 +1,18 @@
+#pragma once
+
+#include <optional>
+
+#include "checks.h"
+#include "kernels/params.h"
+
+namespace seer {
+
+// Checks the arguments and fills all but the outputs.
+TruncateRepackParams make_truncate_repack_params(const Tensor& hidden, const Tensor& ids, const Tensor& starts,
+                                                 const Tensor& lengths, int64_t capacity,
+                                                 const std::optional<Tensor>& offsets);
+
+// Checks the values of `starts`, `lengths` and `offsets`, which the host must be able to read.
+void check_truncate_repack_values(const TruncateRepackParams& p);
+
+}  // namespace seer
