@@ -1,0 +1,6 @@
+"""Seer's runtime: diffusion multimodal language models whose window is cut where the answer ends."""
+
+from seer_dllm.api import Model, Result, generate, load
+from seer_dllm.config import GenerationConfig, Profile, Truncation
+
+__all__ = ["GenerationConfig", "Model", "Profile", "Result", "Truncation", "generate", "load"]

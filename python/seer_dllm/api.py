@@ -1,0 +1,250 @@
+"""Loading a checkpoint and generating answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from seer_dllm.backbone import Backbone
+from seer_dllm.chat import prompt_ids
+from seer_dllm.checkpoint import DTYPES, load_parts, read_json
+from seer_dllm.config import GenerationConfig, Profile, Truncation, from_mapping
+from seer_dllm.denoise import OnStep, denoise
+from seer_dllm.detection import check_profile, last_fixed, why_not
+from seer_dllm.families import Family
+from seer_dllm.row import Row
+from seer_dllm.vision import IMAGE_PLACEHOLDER, VisionEncoder, open_image, splice_image
+
+
+@dataclass(frozen=True)
+class Result:
+    """One answer and what it cost.
+
+    Attributes:
+        text: the answer up to its end (or stop string), special tokens left out.
+        ids: token ids before the end.
+        window_ids: all ids of the final window.
+        boundary: slots before the jump found at step 0; None if the row was not probed.
+        snr: signal-to-noise ratio of that jump; 0 if none was found.
+        sparsity: quiet share of each slot of the full window at step 0, which gave the boundary; None as above.
+        finish_reason: "end" (an end token), "stop" (a stop string), "length" (the window is full).
+        truncated: whether the window was cut; `reason` says why not.
+        extended: how often the safety net let the window grow (`net_early` + `net_late`).
+        steps: denoising steps; forwards: passes through the model (a prompt's prefill is one).
+        token_forwards: tokens times the share of layers that they passed, cfg twins included.
+        useful_tokens, window_tokens, prompt_tokens: tokens before the end; slots of the final window; prompt length.
+        seconds: wall time from the start of the batch to the end of this row.
+    """
+
+    text: str
+    ids: list[int] = field(repr=False)
+    window_ids: list[int] = field(repr=False)
+    boundary: int | None
+    snr: float | None
+    sparsity: list[float] | None = field(repr=False)
+    finish_reason: str
+    truncated: bool
+    reason: str | None
+    extended: int
+    net_early: int
+    net_late: int
+    steps: int
+    forwards: int
+    token_forwards: float
+    useful_tokens: int
+    window_tokens: int
+    prompt_tokens: int
+    seconds: float
+
+
+@dataclass
+class Model:
+    """A loaded checkpoint: the parts that `generate` needs. Made by `load`."""
+
+    family: Family
+    backbone: Backbone
+    vision: VisionEncoder | None
+    tokenizer: Tokenizer | None
+    end_ids: tuple[int, ...]
+    profile: Profile
+    system_prompt: str | None = "default"
+
+    def encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise ValueError("checkpoint must hold tokenizer.json to turn text into tokens, it has none")
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    @torch.inference_mode()
+    def embed_prompt(self, text: str, images: Sequence = ()) -> Tensor:
+        """`[P, H]` embeddings of a user turn and its pictures (paths, bytes, PIL images) in the family's template."""
+        if images and self.vision is None:
+            raise ValueError(
+                f"images must be empty for a {self.family.name} model, which has no image tower, got {len(images)}"
+            )
+        pictures = [open_image(image) for image in images]
+        ids = prompt_ids(self.encode, self.family.chat, text, len(pictures), self.system_prompt)
+        return self.embed_ids(torch.tensor(ids), self.vision.encode_images(pictures) if pictures else [])
+
+    @torch.inference_mode()
+    def embed_ids(self, ids: Tensor, features: Sequence[Tensor] = ()) -> Tensor:
+        """`[P, H]` embeddings of prompt ids `[L]` int64, with image features in place of the placeholders.
+
+        ValueError: an id is outside the vocabulary or is the mask id (the model would have to fill it).
+        """
+        config = self.backbone.config
+        plain = ids[ids != IMAGE_PLACEHOLDER]
+        if len(plain) and not 0 <= int(plain.min()) <= int(plain.max()) < config.vocab_size:
+            raise ValueError(
+                f"prompt ids must be in [0, {config.vocab_size}), got {int(plain.min())}..{int(plain.max())}"
+            )
+        if bool((plain == config.mask_id).any()):
+            raise ValueError(f"prompt must not hold the mask id {config.mask_id}; pass text around masks as draft")
+        return splice_image(ids.to(self.backbone.device), list(features), self.backbone.embed)
+
+
+def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32") -> Model:
+    """Load a checkpoint folder in its hub layout (safetensors only; nothing is downloaded and no code of it is run).
+
+    Args:
+        dtype: "float32", "bfloat16" or "float16" (or the torch dtype).
+    Raises:
+        FileNotFoundError: the folder, config.json or weight files are missing.
+        ValueError: unknown family, missing or misshapen tensors, pickle weights, unknown dtype.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model must be a folder with a checkpoint, got {str(path)!r}")
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        dtype = DTYPES[dtype]
+    family, raw, backbone, vision = load_parts(folder, dtype, device)
+    ours = read_json(folder / "seer.json") if (folder / "seer.json").is_file() else {}
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if (folder / "tokenizer.json").is_file() else None
+    end_ids = [backbone.config.eos_id]
+    if tokenizer is not None:
+        end_ids += [tokenizer.token_to_id(token) for token in ours.get("end_tokens", ["<|eot_id|>"])]
+    profile = from_mapping(Profile, ours.get("profile", {}))
+    return Model(
+        family,
+        backbone,
+        vision,
+        tokenizer,
+        tuple(dict.fromkeys(i for i in end_ids if i is not None)),
+        profile,
+        ours.get("system_prompt", "default"),
+    )
+
+
+def _per_row(name: str, value, n: int) -> list:
+    if isinstance(value, list | tuple):
+        if len(value) != n:
+            raise ValueError(f"{name} must be one value or one per prompt ({n}), got {len(value)}")
+        return list(value)
+    return [value] * n
+
+
+def generate(
+    model: Model, prompts, *, images=None, config=None, truncation="default", drafts=None, on_step: OnStep | None = None
+) -> list[Result]:
+    """Answer a batch of prompts. Rows may differ in everything; each row's answer does not depend on the others.
+
+    Args:
+        prompts: a list with, per row, a question (str, put into the family's chat template) or embeddings `[P, H]`.
+        images: per row a list of pictures (paths, bytes or PIL images), or None.
+        config: a `GenerationConfig`, or one per row.
+        truncation: a `Truncation`, or one per row; None runs the stock algorithm. The default is `Truncation()`.
+        drafts: per row None, or int64 ids `[<= window]` that the window starts with; mask ids are to be filled.
+        on_step: called with the row's state (`seer_dllm.row.Row`) after each of its steps.
+    Returns:
+        One `Result` per prompt, in order.
+    Raises:
+        ValueError: any argument is invalid; nothing has been computed then.
+    """
+    started = time.perf_counter()
+    if isinstance(prompts, str | Tensor):
+        raise ValueError(f"prompts must be a list with one entry per row, got a {type(prompts).__name__}")
+    n = len(prompts)
+    configs = _per_row("config", GenerationConfig() if config is None else config, n)
+    truncations = _per_row("truncation", Truncation() if truncation == "default" else truncation, n)
+    pictures = [[] if p is None else p for p in ([None] * n if images is None else _per_row("images", images, n))]
+    drafts = [None] * n if drafts is None else _per_row("drafts", drafts, n)
+    profiles = {t.profile or model.profile for t in truncations if t is not None}
+    if len(profiles) > 1:
+        raise ValueError(f"truncation must name one profile for the whole batch, got {len(profiles)} different ones")
+    profile = profiles.pop() if profiles else model.profile
+    if any(t is not None for t in truncations):
+        check_profile(profile, model.backbone.config)
+
+    rows = []
+    for i, prompt in enumerate(prompts):
+        embedded = model.embed_prompt(prompt, pictures[i]) if isinstance(prompt, str) else prompt
+        rows.append(_make_row(model, i, embedded, configs[i], truncations[i], drafts[i], profile))
+    for row in rows:
+        row.started = started
+    denoise(model.backbone, rows, profile, on_step)
+    return [_result(model, row) for row in rows]
+
+
+def _make_row(
+    model: Model,
+    index: int,
+    prompt: Tensor,
+    config: GenerationConfig,
+    truncation: Truncation | None,
+    draft,
+    profile: Profile,
+) -> Row:
+    backbone = model.backbone
+    if prompt.dim() != 2 or prompt.shape[1] != backbone.config.hidden_size:
+        raise ValueError(
+            f"prompts[{index}] must have shape [P, {backbone.config.hidden_size}], got {list(prompt.shape)}"
+        )
+    if len(prompt) + config.window > backbone.config.max_length:
+        raise ValueError(
+            f"prompts[{index}] and window must fit the model's {backbone.config.max_length} positions, "
+            f"got {len(prompt)} + {config.window}"
+        )
+    ids = torch.full((config.window,), backbone.config.mask_id, dtype=torch.int64, device=backbone.device)
+    if draft is not None:
+        if len(draft) > config.window:
+            raise ValueError(f"drafts[{index}] must hold at most window={config.window} ids, got {len(draft)}")
+        ids[: len(draft)] = torch.as_tensor(draft, dtype=torch.int64)
+    reason = why_not(config, truncation, profile, last_fixed(ids, backbone.config.mask_id))
+    row = Row(
+        index,
+        prompt.to(backbone.device, backbone.dtype),
+        ids,
+        config,
+        truncation if reason is None else None,
+        backbone.config.mask_id,
+        model.end_ids,
+    )
+    row.reason = reason
+    return row
+
+
+def _result(model: Model, row: Row) -> Result:
+    ids = row.ids.tolist()
+    end = row.end()
+    useful = ids if end is None else ids[:end]
+    text = model.tokenizer.decode(useful) if model.tokenizer is not None else ""
+    finish = "length" if end is None else "end"
+    stops = [at for at in (text.find(s) for s in row.config.stop) if at >= 0]
+    if stops:
+        text, finish = text[: min(stops)], "stop"
+    c = row.counters
+    return Result(
+        text=text, ids=useful, window_ids=ids, boundary=row.boundary, snr=row.snr, sparsity=row.sparsity,
+        finish_reason=finish,
+        truncated=row.truncated, reason=row.reason, extended=c.net_early + c.net_late, net_early=c.net_early,
+        net_late=c.net_late, steps=c.steps, forwards=c.forwards,
+        token_forwards=c.token_layers / model.backbone.config.n_layers, useful_tokens=len(useful),
+        window_tokens=row.window, prompt_tokens=len(row.prompt), seconds=row.finished - row.started,
+    )  # fmt: skip

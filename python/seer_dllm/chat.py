@@ -1,0 +1,57 @@
+"""Prompts: the chat templates of the families, as pieces of text around the images, and their token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from seer_dllm.vision import IMAGE_PLACEHOLDER
+
+LAVIDA_SYSTEM = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
+)
+
+
+def llada_template(text: str, system: str | None) -> str:
+    """LLaDA's chat template with one user message, up to and including the assistant's header."""
+
+    def message(role: str, content: str) -> str:
+        return f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+
+    head = message("system", system) if system else ""
+    return f"<|startoftext|>{head}{message('user', text)}<|start_header_id|>assistant<|end_header_id|>\n\n"
+
+
+# Template and default system message per `Family.chat`.
+TEMPLATES: dict[str, tuple[Callable[[str, str | None], str], str | None]] = {
+    "llada": (llada_template, None),
+    "lavida_llada": (llada_template, LAVIDA_SYSTEM),
+}
+
+
+def prompt_ids(
+    encode: Callable[[str], Sequence[int]], chat: str, text: str, images: int = 0, system: str | None = "default"
+) -> list[int]:
+    """Token ids of one user turn; each picture is one `IMAGE_PLACEHOLDER` before the text.
+
+    Args:
+        encode: text -> ids, without added special tokens.
+        chat: a key of `TEMPLATES`.
+        system: the system message; "default" takes the template's own, None or "" leaves it out.
+    Raises:
+        ValueError: `text` is empty or blank, or holds the literal `<image>`.
+    """
+    if not text or not text.strip():
+        raise ValueError("prompt must hold some text, got an empty one")
+    if "<image>" in text:
+        raise ValueError("prompt must not hold the literal <image>; pass pictures as images")
+    template, default_system = TEMPLATES[chat]
+    marks = "<image>\n" * images
+    rendered = template(marks + text.strip(), default_system if system == "default" else system)
+    # The references tokenize every piece between pictures alone, so no token spans a picture.
+    pieces = rendered.split("<image>")
+    ids = list(encode(pieces[0]))
+    for piece in pieces[1:]:
+        ids.append(IMAGE_PLACEHOLDER)
+        ids.extend(encode(piece))
+    return ids

@@ -1,0 +1,113 @@
+"""The `seer` command: `seer demo`, `seer generate`. Bad input is one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from seer_dllm.config import CACHES, COMMIT_RULES, SCHEDULES, STEP0, STEPS_POLICIES, GenerationConfig, Truncation
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage block."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="seer", description="Diffusion multimodal language models, cut where the answer ends.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="stock and Seer side by side on held-out sheets of the demo model")
+    demo.add_argument("--sheets", type=int, default=4, metavar="N", help="sheets to ask about (default 4)")
+    demo.add_argument("--window", type=int, default=128, metavar="N", help="masked slots (default 128)")
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="which sheets (default 0)")
+    demo.add_argument("--out", type=Path, default=Path("seer-demo"), metavar="DIR", help="where the pictures go")
+    demo.add_argument("--plot", type=Path, metavar="FILE", help="draw the sparsity curves (needs matplotlib)")
+
+    gen = commands.add_parser("generate", help="answer a question about a picture with a local checkpoint")
+    gen.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
+    gen.add_argument("--prompt", required=True, metavar="TEXT")
+    gen.add_argument("--image", action="append", default=[], metavar="FILE", help="may be given several times")
+    gen.add_argument("--window", type=int, default=128, metavar="N", help="masked slots (default 128)")
+    gen.add_argument("--steps", type=int, metavar="N", help="denoising steps (default: one slot a step)")
+    gen.add_argument("--block", type=int, metavar="N", help="slots of a block (default: the whole window)")
+    gen.add_argument("--schedule", default="even", metavar="NAME", help=", ".join(SCHEDULES))
+    gen.add_argument("--shift", type=float, default=3.0, metavar="X", help="of the shift schedule (default 3)")
+    gen.add_argument("--commit", default="low_confidence", metavar="NAME", help=", ".join(COMMIT_RULES))
+    gen.add_argument("--threshold", type=float, metavar="X", help="write every slot at or above this confidence")
+    gen.add_argument("--factor", type=float, metavar="X", help="Fast-dLLM's factor rule")
+    gen.add_argument("--temperature", type=float, default=0.0, metavar="X")
+    gen.add_argument("--seed", type=int, default=0, metavar="N")
+    gen.add_argument("--cfg-scale", type=float, default=0.0, metavar="X", help="classifier-free guidance")
+    gen.add_argument("--cache", default="none", metavar="NAME", help=", ".join(CACHES))
+    gen.add_argument("--suppress-eos", action="store_true", help="never predict EOS (switches the cut off)")
+    gen.add_argument("--stop", action="append", default=[], metavar="TEXT", help="cut the answer at this string")
+    gen.add_argument("--step0", default="carry", metavar="NAME", help=", ".join(STEP0))
+    gen.add_argument("--steps-policy", default="rescale", metavar="NAME", help=", ".join(STEPS_POLICIES))
+    gen.add_argument("--no-safety-net", action="store_true", help="never let a cut window grow again")
+    gen.add_argument("--stock", action="store_true", help="run the stock algorithm, without the cut")
+    gen.add_argument("--device", default="cpu", metavar="NAME", help="torch device (default cpu)")
+    gen.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16, float16")
+    gen.add_argument("--json", action="store_true", help="print everything that is known about the answer")
+    return parser
+
+
+def run_generate(args: argparse.Namespace) -> None:
+    # Settings are checked before torch and the checkpoint are loaded.
+    names = ("window", "steps", "block", "schedule", "shift", "commit", "threshold", "factor", "temperature", "seed",
+             "cfg_scale", "cache", "suppress_eos")  # fmt: skip
+    config = GenerationConfig(**{name: getattr(args, name) for name in names}, stop=tuple(args.stop))
+    truncation = None
+    if not args.stock:
+        truncation = Truncation(step0=args.step0, steps_policy=args.steps_policy, safety_net=not args.no_safety_net)
+    if not args.prompt.strip():
+        raise ValueError("prompt must hold some text, got an empty one")
+
+    from seer_dllm import api
+    from seer_dllm.demo import model_folder
+
+    folder = model_folder() if args.model == "demo" else args.model
+    model = api.load(folder, device=args.device, dtype=args.dtype)
+    (result,) = api.generate(model, [args.prompt], images=[args.image], config=config, truncation=truncation)
+    if args.json:
+        settings = {
+            "model": str(args.model), "window": config.window, "steps": config.steps, "block": config.block,
+            "schedule": config.schedule, "cache": config.cache, "truncation": truncation and asdict(truncation),
+        }  # fmt: skip
+        print(json.dumps({"settings": settings, **asdict(result)}, ensure_ascii=False, indent=1))
+        return
+    print(result.text)
+    cut = f"cut to {result.window_tokens} of {config.window} slots" if result.truncated else f"not cut: {result.reason}"
+    print(
+        f"[{result.useful_tokens} useful tokens, {cut}, {result.steps} steps, "
+        f"{result.token_forwards:.0f} token-forwards, {result.prompt_tokens} prompt tokens, {result.seconds:.2f} s, "
+        f"finish: {result.finish_reason}]",
+        file=sys.stderr,
+    )
+
+
+def run_demo(args: argparse.Namespace) -> None:
+    from seer_dllm.demo.show import show
+
+    show(sheets=args.sheets, window=args.window, seed=args.seed, out=args.out, plot=args.plot)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit code: 0, or 2 for input that can't be used."""
+    args = make_parser().parse_args(argv)
+    try:
+        {"demo": run_demo, "generate": run_generate}[args.command](args)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"seer {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

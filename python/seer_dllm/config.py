@@ -1,0 +1,192 @@
+"""Settings as frozen dataclasses: every value is checked when it is made, and unknown names are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+SCHEDULES = ("even", "linear", "shift", "cosine", "logit_normal")
+COMMIT_RULES = ("low_confidence", "margin", "entropy", "random")
+CACHES = ("none", "prompt")
+STEP0 = ("carry", "restart")
+STEPS_POLICIES = ("rescale", "keep")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+
+
+def check_number(name: str, value: object, low: float, high: float = float("inf")) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        bounds = f"of at least {low:g}" if high == float("inf") else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} must be a number {bounds}, got {value!r}")
+
+
+def from_mapping(cls, values: dict[str, Any]):
+    """Build a settings class from a mapping; a name it does not have is refused with the names it has."""
+    known = [f.name for f in fields(cls)]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"{cls.__name__} has no setting {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
+    return cls(**values)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and special ids of a backbone, in one set of names; `families.py` reads them from a checkpoint."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    mask_id: int
+    eos_id: int
+    qkv_bias: bool = False
+    tie_embeddings: bool = False
+    max_length: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "n_layers", "n_heads", "n_kv_heads", "head_dim"):
+            check_positive(name, getattr(self, name))
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads must be a multiple of n_kv_heads={self.n_kv_heads}, got {self.n_heads}")
+        for name in ("mask_id", "eos_id"):
+            if not 0 <= getattr(self, name) < self.vocab_size:
+                raise ValueError(f"{name} must be in [0, vocab_size={self.vocab_size}), got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where and how a model shows the end of its answer. The paper gives no numbers; all defaults here are ours.
+
+    Args:
+        probe_layers: 0-based blocks whose MLP activity is averaged (the paper names the early layers 3-6).
+        threshold: an activation below it counts as quiet.
+        window, min_snr, plateau, min_jump: arguments of `seer_ext.ops.snr_boundary`.
+        margin: slots kept beyond the boundary.
+    """
+
+    probe_layers: tuple[int, ...] = (3, 4, 5, 6)
+    threshold: float = 0.01
+    window: int = 8
+    min_snr: float = 1.0
+    plateau: float = 0.9
+    min_jump: float = 0.0
+    margin: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "probe_layers", tuple(self.probe_layers))
+        layers = self.probe_layers
+        if not layers or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in layers):
+            raise ValueError(f"probe_layers must be whole numbers of at least 0, got {layers!r}")
+        check_number("threshold", self.threshold, 0.0)
+        check_positive("window", self.window)
+        for name in ("min_snr", "min_jump"):
+            check_number(name, getattr(self, name), 0.0)
+        check_number("plateau", self.plateau, 0.0, 1.0)
+        if isinstance(self.margin, bool) or not isinstance(self.margin, int) or self.margin < 0:
+            raise ValueError(f"margin must be a whole number of at least 0, got {self.margin!r}")
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How the window is cut at step 0.
+
+    Args:
+        profile: the model's profile; None takes the one of the checkpoint, or the conservative default.
+        step0: "carry" cuts the hidden states after the last probe layer and goes on with them (the paper); "restart"
+            throws the probe away and runs step 0 on the short input.
+        steps_policy: "rescale" shrinks the steps with the window (ours), "keep" keeps them.
+        safety_net: grow the window when the answer does not seem to end in it.
+    """
+
+    profile: Profile | None = None
+    step0: str = "carry"
+    steps_policy: str = "rescale"
+    safety_net: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("step0", self.step0, STEP0)
+        check_choice("steps_policy", self.steps_policy, STEPS_POLICIES)
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """One row's settings; the defaults that no reference gives are ours.
+
+    Args:
+        window: masked slots `G` to fill.
+        steps: denoising steps over the whole window; None takes one slot a step (`steps = window`).
+        block: slots of a block, filled left to right (semi-autoregressive); None takes the whole window.
+        schedule: slots per step inside a block: "even" (LLaDA), or LaViDa's "linear", "shift", "cosine",
+            "logit_normal".
+        shift: parameter of the "shift" schedule; above 1 starts slow (LaViDa's default 3).
+        commit: how slots are ranked: "low_confidence" (keep the most probable), "margin", "entropy", "random".
+        threshold: commit every slot at or above this probability instead of a quota (Fast-dLLM); steps is ignored.
+        factor: commit by Fast-dLLM's factor rule instead of a quota; steps is ignored.
+        temperature: 0 takes the most probable token, above 0 samples with Gumbel noise.
+        seed: names the row's random numbers; they do not depend on the batch.
+        cfg_scale: classifier-free guidance; above 0 a second row with the prompt masked runs along.
+        cache: "none" recomputes the prompt in every forward, "prompt" prefills it once (LaViDa's prefix mode).
+        suppress_eos: EOS is never predicted (LLaDA's `logits_eos_inf`).
+        defer_end: ends are ranked last (LLaDA's `confidence_eos_eot_inf`).
+        stop: strings at whose first occurrence the answer's text is cut.
+    """
+
+    window: int = 128
+    steps: int | None = None
+    block: int | None = None
+    schedule: str = "even"
+    shift: float = 3.0
+    commit: str = "low_confidence"
+    threshold: float | None = None
+    factor: float | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    cfg_scale: float = 0.0
+    cache: str = "none"
+    suppress_eos: bool = False
+    defer_end: bool = False
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_positive("window", self.window)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("commit", self.commit, COMMIT_RULES)
+        check_choice("cache", self.cache, CACHES)
+        object.__setattr__(self, "block", self.window if self.block is None else self.block)
+        object.__setattr__(self, "steps", self.window if self.steps is None else self.steps)
+        check_positive("block", self.block)
+        check_positive("steps", self.steps)
+        if self.window % self.block:
+            raise ValueError(f"window must be a multiple of block={self.block}, got {self.window}")
+        if self.steps % self.blocks and self.threshold is None and self.factor is None:
+            raise ValueError(f"steps must be a multiple of the {self.blocks} blocks, got {self.steps}")
+        if self.threshold is not None and self.factor is not None:
+            raise ValueError(f"threshold must be None when factor is given, got {self.threshold}")
+        for name, low, high in (("temperature", 0.0, float("inf")), ("cfg_scale", 0.0, float("inf"))):
+            check_number(name, getattr(self, name), low, high)
+        if self.threshold is not None:
+            check_number("threshold", self.threshold, 0.0, 1.0)
+        if self.factor is not None:
+            check_number("factor", self.factor, 0.0)
+        if not self.shift > 0:
+            raise ValueError(f"shift must be above 0, got {self.shift!r}")
+        if isinstance(self.stop, str):
+            raise ValueError(f"stop must be a sequence of strings, got the string {self.stop!r}")
+        object.__setattr__(self, "stop", tuple(self.stop))
+
+    @property
+    def blocks(self) -> int:
+        return self.window // self.block

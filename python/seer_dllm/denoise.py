@@ -1,0 +1,183 @@
+"""The one denoising loop: step 0 with its probe and cut, the steps of every block, and the safety net.
+
+Every row has its own settings, block and step; rows of all kinds share each forward. Nothing a row computes depends on
+which other rows are in the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from seer_dllm.backbone import Backbone, Probe
+from seer_dllm.canvas import Canvas, prefill
+from seer_dllm.config import Profile
+from seer_dllm.detection import NO_JUMP, NOTHING_TO_CUT, ends_with, find_boundary, kept_window, last_fixed
+from seer_dllm.row import Row
+from seer_ext import ops
+
+OnStep = Callable[[Row], None]
+
+
+@torch.inference_mode()
+def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: OnStep | None = None) -> None:
+    """Fill the windows of all rows in place.
+
+    Args:
+        rows: rows whose `truncation` is not None are probed and cut at step 0.
+        profile: where and how this model shows the end.
+        on_step: called with a row after each of its steps.
+    """
+    past, past_lanes = prefill(backbone, rows)
+    active = [row for row in rows if _still_open(row)]
+    canvas = Canvas(backbone, active, past, past_lanes)
+    hidden = canvas.embeddings()
+    if any(row.truncation is not None for row in active):
+        canvas, hidden = _step_zero(canvas, hidden, profile)
+    else:
+        hidden = canvas.forward(hidden)
+    while active:
+        grown = _grow_early(canvas, hidden)
+        _commit(canvas, hidden, [row for row in canvas.rows if row not in grown], on_step)
+        active = [row for row in active if _still_open(row)]
+        if not canvas.fits(active):
+            canvas = Canvas(backbone, active, past, past_lanes)
+        if active:
+            hidden = canvas.forward(canvas.embeddings())
+
+
+def _still_open(row: Row) -> bool:
+    """Begin the row's next block. A filled row without an end grows (the late net) or is finished."""
+    if row.begin_block():
+        return True
+    cut = row.truncated and row.window < row.config.window
+    if cut and row.truncation.safety_net and row.end() is None:
+        row.counters.net_late += 1
+        row.extend()
+        return row.begin_block()
+    row.finished = time.perf_counter()
+    return False
+
+
+def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas, Tensor]:
+    """Run the probe layers on the full windows, cut, and finish the forward for all rows that go on from there.
+
+    Rows that restart are cut as well but leave this forward: their step 0 is the next one, on the short input.
+    """
+    probe = Probe(profile.probe_layers, profile.threshold)
+    middle = max(profile.probe_layers) + 1
+    hidden = canvas.forward(hidden, 0, middle, probe)
+    share, lengths = canvas.window_values(probe.mean())
+    boundaries, snrs = find_boundary(share, lengths, profile)
+
+    keep, go_on = {}, []
+    for row, boundary, snr, curve in zip(canvas.rows, boundaries, snrs, share.tolist(), strict=True):
+        if row.truncation is None:
+            go_on.append(row)
+            continue
+        row.boundary, row.snr, row.sparsity = boundary, snr, curve[: row.window]
+        fixed = last_fixed(row.ids, row.mask_id)
+        window, block = kept_window(boundary, row.config, profile.margin, fixed)
+        if window < row.window:
+            keep[row] = (window, block)
+            row.check_end = row.truncation.safety_net and fixed < window
+        else:
+            row.reason = NO_JUMP if snr == 0 else NOTHING_TO_CUT
+        if row not in keep or row.truncation.step0 == "carry":
+            go_on.append(row)
+    if keep:
+        canvas, hidden = canvas.cut(hidden, keep, go_on)
+        for row in canvas.rows:
+            row.begin_block()
+    return canvas, canvas.forward(hidden, middle) if go_on else hidden
+
+
+def _grow_early(canvas: Canvas, hidden: Tensor) -> set[Row]:
+    """The early net: rows whose last kept slot is not predicted as an end are doubled before anything is written."""
+    checked = [row for row in canvas.rows if row.check_end]
+    if not checked:
+        return set()
+    last = torch.tensor([canvas.starts[row] + row.window - 1 for row in checked], device=canvas.ids.device)
+    token, _ = ops.token_confidence(canvas.logits(hidden, last))
+    grown = set()
+    for row, ended in zip(checked, ends_with(token, checked[0].end_ids), strict=True):
+        if ended:
+            row.check_end = False
+            continue
+        row.counters.net_early += 1
+        row.regrow()
+        row.check_end = row.window < row.config.window
+        grown.add(row)
+    return grown
+
+
+def _commit(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], on_step: OnStep | None) -> None:
+    """One step of these rows: decide a token for every masked slot of their current blocks and write the best ones."""
+    if not rows:
+        return
+    device = canvas.ids.device
+    first = [canvas.starts[row] for row in rows]
+    spans = [torch.arange(at + row.block.start, at + row.block.end) for at, row in zip(first, rows, strict=True)]
+    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(s) for s in spans])).to(device)
+    slots = torch.cat(spans).to(device)
+    masked = canvas.ids[slots] == rows[0].mask_id
+    slots, owner = slots[masked], owner[masked]
+    cu_slots = torch.searchsorted(owner, torch.arange(len(rows) + 1, device=device))
+
+    token, confidence = _decide(canvas, hidden, rows, slots, owner)
+    quotas = [row.rule.quota(row.planned(), confidence[owner == b]) for b, row in enumerate(rows)]
+    thresholds = [row.rule.threshold for row in rows]
+    _, remaining = ops.commit_tokens(
+        canvas.ids,
+        slots,
+        token,
+        confidence,
+        cu_slots,
+        torch.tensor(quotas, device=device),
+        mask_id=rows[0].mask_id,
+        threshold=torch.tensor(thresholds, dtype=torch.float64, device=device),
+    )
+    for row, left in zip(rows, remaining.tolist(), strict=True):
+        row.advance(left)
+        if on_step is not None:
+            on_step(row)
+
+
+def _decide(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], slots: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+    """Token int64 and confidence float64 of each slot `[N]`; `owner [N]` is the slot's index into `rows`."""
+    logits = canvas.logits(hidden, slots)
+    temperature = key = None
+    if any(row.config.temperature > 0 for row in rows):
+        temperature = torch.tensor([row.config.temperature for row in rows], device=slots.device)[owner]
+        first = torch.tensor([canvas.starts[row] for row in rows], device=slots.device)
+        key = torch.tensor([_noise_key(row) for row in rows], device=slots.device)[owner] + slots - first[owner]
+
+    # The op ranks by one kind and suppresses one list a call: rows are grouped by what they ask for.
+    groups: dict[tuple[str, bool, bool], list[int]] = {}
+    for b, row in enumerate(rows):
+        groups.setdefault((row.rule.kind, row.config.suppress_eos, row.config.defer_end), []).append(b)
+    eos = torch.tensor([canvas.backbone.config.eos_id], device=slots.device)
+    ends = torch.tensor(rows[0].end_ids, device=slots.device)
+    token = torch.empty_like(slots)
+    confidence = torch.empty(len(slots), dtype=torch.float64, device=slots.device)
+    for (kind, suppress_eos, defer_end), members in groups.items():
+        at = slice(None) if len(groups) == 1 else torch.isin(owner, torch.tensor(members, device=slots.device))
+        noise = {} if temperature is None else {"temperature": temperature[at], "key": key[at]}
+        token[at], confidence[at] = ops.token_confidence(logits[at], kind, eos if suppress_eos else None, **noise)
+        if defer_end:  # ranked by a softmax without the ends, in which a chosen end has confidence 0 (LLaDA)
+            _, confidence[at] = ops.token_confidence(logits[at], kind, ends, chosen=token[at])
+    for b, row in enumerate(rows):
+        if row.rule.random:
+            own = owner == b
+            ranks = torch.rand(int(own.sum()), dtype=torch.float64, generator=row.generator)
+            confidence[own] = ranks.to(slots.device)
+    return token, confidence
+
+
+def _noise_key(row: Row) -> int:
+    """Key of the row's random numbers in this step, as a signed 64-bit number; the slot is added to it."""
+    key = (row.config.seed * 0x9E3779B97F4A7C15 + (row.counters.steps << 24)) % (1 << 64)
+    return key - (1 << 64) if key >= 1 << 63 else key

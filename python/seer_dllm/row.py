@@ -1,0 +1,160 @@
+"""One answer in the making: its window, the plan of its blocks and steps, and what happened to it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from seer_dllm.config import GenerationConfig, Truncation
+from seer_dllm.policies import CommitRule, step_quotas
+from seer_ext import plan_keep
+
+
+@dataclass
+class BlockPlan:
+    """Slots `[start, end)` of the window and the steps meant for them."""
+
+    start: int
+    end: int
+    steps: int
+    quotas: list[int] | None = None  # made when the block begins, from the masks it then holds
+
+
+@dataclass
+class Counters:
+    """Work done for one row. Token-layers: tokens times the layers they passed, cfg twins included."""
+
+    forwards: int = 0
+    token_layers: int = 0
+    steps: int = 0
+    net_early: int = 0
+    net_late: int = 0
+
+
+@dataclass(eq=False)
+class Row:
+    """State of one row of a batch. `ids` is the window `[window]`, a view into the canvas while the row is active.
+
+    Args:
+        index: place in the caller's batch.
+        prompt: `[P, H]` embeddings of the prompt.
+        ids: int64 `[G]`: the full window, mask ids where the model has to answer.
+    """
+
+    index: int
+    prompt: Tensor
+    ids: Tensor
+    config: GenerationConfig
+    truncation: Truncation | None
+    mask_id: int
+    end_ids: tuple[int, ...]
+    rule: CommitRule = field(init=False)
+    window: int = field(init=False)
+    blocks: list[BlockPlan] = field(init=False)
+    at: int = 0  # the current block
+    step: int = 0  # steps made in the current block
+    check_end: bool = False  # the next forward must see an end in the last slot before anything is written
+    truncated: bool = False
+    reason: str | None = None  # why the window was not cut
+    boundary: int | None = None
+    snr: float | None = None
+    sparsity: list[float] | None = None  # the quiet share of each slot of the full window
+    counters: Counters = field(default_factory=Counters)
+    started: float = field(default_factory=time.perf_counter)
+    finished: float | None = None
+    # Lives on the CPU: random ranks then do not depend on the device or the batch.
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rule = CommitRule.of(self.config)
+        self.generator = torch.Generator().manual_seed(self.config.seed)
+        self.window = len(self.ids)
+        per_block = self.config.steps // self.config.blocks
+        self.blocks = self._plan(self.window, self.config.block, per_block)
+
+    @property
+    def block(self) -> BlockPlan | None:
+        """The current block; None when all are filled."""
+        return self.blocks[self.at] if self.at < len(self.blocks) else None
+
+    def begin_block(self) -> bool:
+        """Make the current block's quotas, passing over blocks without masks. False when the window is filled."""
+        while (block := self.block) is not None:
+            if block.quotas is None:
+                masks = int((self.ids[block.start : block.end] == self.mask_id).sum())
+                block.quotas = step_quotas(masks, block.steps, self.config.schedule, self.config.shift)
+                self.step = 0
+            if block.quotas:
+                return True
+            self.at += 1
+        return False
+
+    def planned(self) -> int:
+        """Quota of this step; rules that do not count steps may take more of them than were planned."""
+        quotas = self.block.quotas
+        return quotas[self.step] if self.step < len(quotas) else 1
+
+    def advance(self, remaining: int) -> None:
+        """A step was made, after which `remaining` slots of the block are still masked."""
+        self.counters.steps += 1
+        self.step += 1
+        # A block whose steps are used up is over even if the model wrote mask ids into it, as in the references.
+        if remaining == 0 or (self.rule.counts_steps and self.step == len(self.block.quotas)):
+            self.at += 1
+
+    def end(self) -> int | None:
+        """Index of the first end in the window."""
+        hits = torch.isin(self.ids, torch.tensor(self.end_ids, device=self.ids.device)).nonzero()
+        return int(hits[0]) if len(hits) else None
+
+    def cut(self, window: int, block: int) -> None:
+        """Keep the first `window` slots, before anything is written."""
+        self.ids = self.ids[:window]
+        self._replan(window, block)
+        self.truncated = True
+
+    def regrow(self) -> None:
+        """Double the window before anything was written: the run is planned anew."""
+        window, block = self._doubled()
+        self._lengthen(window)
+        self._replan(window, block)
+
+    def extend(self) -> None:
+        """Double the filled window: new slots in blocks of their own, at the tokens per step of the first plan."""
+        new, _ = self._doubled()
+        planned = sum(plan.steps for plan in self.blocks)
+        pace = self.window / max(1, min(planned, self.window))
+        start = self.window
+        while start < new:
+            end = min(new, (start // self.config.block + 1) * self.config.block)
+            self.blocks.append(BlockPlan(start, end, max(1, round((end - start) / pace))))
+            start = end
+        self._lengthen(new)
+
+    def _doubled(self) -> tuple[int, int]:
+        return plan_keep(min(2 * self.window, self.config.window), self.config.window, self.config.block, 0)
+
+    def _lengthen(self, window: int) -> None:
+        self.ids = torch.cat((self.ids, self.ids.new_full((window - self.window,), self.mask_id)))
+        self.window = window
+
+    def _replan(self, window: int, block: int) -> None:
+        self.window, self.at, self.step = window, 0, 0
+        stock = self.config.steps // self.config.blocks
+        if self.truncation.steps_policy == "keep":
+            count = -(-window // block)
+            total = min(self.config.steps, window)
+            self.blocks = self._plan(window, block, 0)
+            for i, plan in enumerate(self.blocks):
+                plan.steps = max(1, total // count + (i < total % count))
+        else:
+            # Blocks of the stock size keep their steps; one shrunk block gets its share of them.
+            steps = stock if block == self.config.block else max(1, round(stock * window / self.config.block))
+            self.blocks = self._plan(window, block, steps)
+
+    @staticmethod
+    def _plan(window: int, block: int, steps: int) -> list[BlockPlan]:
+        return [BlockPlan(s, min(s + block, window), steps) for s in range(0, window, block)]

@@ -1,0 +1,23 @@
+"""Pictures for the language model: opening and tiling (`images`), SigLIP and projection (`encoder`)."""
+
+from seer_dllm.vision.encoder import (
+    IMAGE_PLACEHOLDER,
+    VisionEncoder,
+    VisionTower,
+    load_vision_config,
+    splice_image,
+    vision_weight_names,
+)
+from seer_dllm.vision.images import MAX_PIXELS, ImageProcessor, open_image
+
+__all__ = [
+    "IMAGE_PLACEHOLDER",
+    "MAX_PIXELS",
+    "ImageProcessor",
+    "VisionEncoder",
+    "VisionTower",
+    "load_vision_config",
+    "open_image",
+    "splice_image",
+    "vision_weight_names",
+]
