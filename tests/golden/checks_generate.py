@@ -1,0 +1,195 @@
+"""Generated ids against the references' samplers, stock and truncated, step by step where a trace is recorded."""
+
+from unittest import mock
+
+import torch
+from harness import Case, NotYet, golden_kind
+from models import LLADA, NATIVE, before_each_step, model_of, prompt_of, run
+
+from seer_dllm import GenerationConfig, Profile, Truncation
+from seer_dllm.backbone import Probe
+from seer_dllm.canvas import Canvas, prefill
+from seer_dllm.policies import step_quotas
+from seer_dllm.row import Row
+
+COMMIT = {"entrophy": "entropy", "margin": "margin", "low_confidence": "low_confidence"}
+
+
+def llada_config(kwargs) -> GenerationConfig:
+    return GenerationConfig(
+        window=kwargs["gen_length"],
+        steps=kwargs["steps"],
+        block=kwargs["block_length"],
+        cfg_scale=kwargs.get("cfg_scale", 0.0),
+        suppress_eos=kwargs.get("logits_eos_inf", False),
+        defer_end=kwargs.get("confidence_eos_eot_inf", False),
+        threshold=kwargs.get("threshold"),
+        factor=kwargs.get("factor"),
+    )
+
+
+def lavida_config(kwargs, window: int | None = None) -> GenerationConfig:
+    """`generate` of LaViDa-LLaDA: steps are per block, unknown keywords ("refix_lm") are swallowed there."""
+    window = window or kwargs["max_new_tokens"]
+    block = min(kwargs["block_length"], window)
+    per_block = (
+        int(block * kwargs["step_ratio"]) if "step_ratio" in kwargs else min(kwargs.get("step_per_block", block), block)
+    )
+    schedule = kwargs.get("schedule") or "even"
+    return GenerationConfig(
+        window=window,
+        block=block,
+        steps=per_block * (window // block),
+        schedule=schedule,
+        shift=kwargs.get("schedule_kwargs", {}).get("shift", 3.0),
+        commit=COMMIT[kwargs.get("remasking", "low_confidence")],
+        cache="prompt" if kwargs.get("prefix_lm") else "none",
+    )
+
+
+@golden_kind("generate", family=LLADA)
+@golden_kind("fast_generate", family=LLADA)
+def generate(case: Case) -> None:
+    model, ids = model_of(case), case.inputs["input_ids"]
+    mask = case.inputs.get("attention_mask")
+    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+    prompts = [model.embed_ids(row[keep]) for row, keep in zip(ids, real, strict=True)]
+    results, history = run(model, prompts, llada_config(case.settings))
+    got = torch.tensor([r.window_ids for r in results])
+    if case.raises:  # the reference fails without an attention mask; packed rows need none
+        assert (got != model.backbone.config.mask_id).all()
+        return
+    case.same("output_ids", torch.cat((ids, got), dim=1))
+    assert [r.steps for r in results] == [case.expected_scalars["nfe"]] * len(results)
+    if "trace_x" in case.expected:
+        length = got.shape[1]
+        seen = torch.stack([before_each_step(h, model.backbone.config.mask_id) for h in history], dim=1)
+        want = case.expected["trace_x"][:, : len(results), -length:]  # with guidance the twins' rows follow
+        assert torch.equal(seen, want)
+
+
+@golden_kind("generate", family="lavida_llada")
+def lavida_generate(case: Case) -> None:
+    model, kwargs = model_of(case), case.settings
+    draft = None
+    if "draft_tokens" in case.inputs:
+        draft = torch.full((kwargs["max_new_tokens"],), model.backbone.config.mask_id)
+        given = case.inputs["draft_tokens"][0]
+        draft[: len(given)] = given
+    prompt = prompt_of(case)
+    (result,), (history,) = run(model, [prompt], lavida_config(kwargs), drafts=[draft])
+    got = torch.tensor([result.window_ids])
+    if not kwargs.get("prefix_lm"):
+        got = torch.cat((torch.zeros(1, len(prompt), dtype=torch.int64), got), dim=1)
+    case.same("output_ids", got)
+    case.same("history_tail", history[:, None])
+    assert result.forwards == case.expected_scalars["nfe"]
+
+
+@golden_kind("transfer_schedule", family="lavida_llada")
+def transfer_schedule(case: Case) -> None:
+    s = case.settings
+    got = step_quotas(s["n_mask"], s["steps"], s["schedule"] or "even", s.get("schedule_kwargs", {}).get("shift", 3.0))
+    case.same("num_transfer_tokens", torch.tensor([got]))
+
+
+def _rows(case: Case, configs, truncation) -> list[Row]:
+    model = model_of(case)
+    mask_id = model.backbone.config.mask_id
+    return [
+        Row(
+            i,
+            prompt_of(case, f".{i}", i),
+            torch.full((c.window,), mask_id),
+            c,
+            truncation,
+            mask_id,
+            model.end_ids,
+        )
+        for i, c in enumerate(configs)
+    ]
+
+
+@golden_kind("step0_carry", family=NATIVE)
+@torch.inference_mode()
+def step0_carry(case: Case) -> None:
+    """All rows as one packed batch, cut after the last probe layer."""
+    backbone, s = model_of(case).backbone, case.settings
+    cache = "prompt" if s.get("prefix_lm") else "none"
+    rows = _rows(case, [GenerationConfig(window=s["window"], cache=cache)] * len(s["keep"]), Truncation())
+    assert [len(row.prompt) for row in rows] == case.expected_scalars["prompt_len"]
+    canvas = Canvas(backbone, rows, *prefill(backbone, rows))
+    probe = Probe(tuple(s["probe_layers"]), s["threshold"])
+    middle = s["slice_after_layer"] + 1
+    hidden = canvas.forward(canvas.embeddings(), 0, middle, probe)
+    share, _ = canvas.window_values(probe.mean())
+    per_layer = [canvas.window_values(probe.per_layer[i])[0] for i in probe.layers]
+    one = 1.001 / backbone.config.intermediate_size
+    for b in range(len(rows)):
+        case.close(f"share.{b}", share[b], one)
+        case.close(f"share_per_layer.{b}", torch.stack([layer[b] for layer in per_layer]), one)
+
+    keep = {row: (k, k) for row, k in zip(rows, s["keep"], strict=True) if k < s["window"]}
+    canvas, hidden = canvas.cut(hidden, keep, rows)
+    after = canvas.forward(hidden, middle)
+    logits = canvas.logits(after, torch.arange(len(canvas.ids)))
+    for b, row in enumerate(rows):
+        own = slice(canvas.starts[row], canvas.starts[row] + s["keep"][b])
+        case.close(f"hidden.{b}", hidden[canvas.slot_at[own]], 1e-3)
+        case.close(f"logits.{b}", logits[own], 1e-3)
+
+
+def _stock_steps(kwargs, window: int) -> int:
+    """Steps of the full window whose rescaled count is the short run's."""
+    short = kwargs.get("gen_length") or kwargs["max_new_tokens"]
+    config = llada_config(kwargs) if "gen_length" in kwargs else lavida_config(kwargs)
+    return config.steps * window // short
+
+
+def truncated(case: Case, step0: str) -> None:
+    """All rows in one batch, each forced to keep what the reference kept; then each row alone: the same."""
+    s = case.settings
+    configs = [
+        GenerationConfig(
+            window=s["window"],
+            steps=_stock_steps(kwargs, s["window"]),
+            schedule=kwargs.get("schedule") or "even",
+            cache="prompt" if s.get("prefix_lm") else "none",
+        )
+        for kwargs in s["reference_kwargs"]
+    ]
+    model = model_of(case)
+    profile = Profile(probe_layers=(3, 4, 5, s["slice_after_layer"]), margin=0)
+    truncation = Truncation(profile=profile, step0=step0, safety_net=False)
+    prompts = [prompt_of(case, f".{i}", i) for i in range(len(configs))]
+
+    def go(which):
+        # Rows are probed in order; what each keeps is the reference's choice, not the detector's.
+        with mock.patch("seer_dllm.denoise.kept_window", side_effect=[(s["keep"][i],) * 2 for i in which]):
+            return run(model, [prompts[i] for i in which], [configs[i] for i in which], truncation=truncation)
+
+    results, history = go(range(len(configs)))
+    for i, result in enumerate(results):
+        assert go([i])[0][0].window_ids == result.window_ids
+    for b, result in enumerate(results):
+        case.same(f"output_ids.{b}", torch.tensor(result.window_ids))
+        case.same(f"trace.{b}", before_each_step(history[b], model.backbone.config.mask_id))
+        assert result.steps == case.expected_scalars["denoising_forwards"][b]
+
+
+@golden_kind("gen_carry", family=NATIVE)
+def gen_carry(case: Case) -> None:
+    truncated(case, "carry")
+
+
+@golden_kind("gen_restart", family=NATIVE)
+def gen_restart(case: Case) -> None:
+    truncated(case, "restart")
+
+
+def later(case: Case) -> bool:
+    raise NotYet("Fast-dLLM's prefix and dual caches")
+
+
+golden_kind("fast_prefix_cache", family=LLADA, when=later)(generate)
+golden_kind("fast_dual_cache", family=LLADA, when=later)(generate)
