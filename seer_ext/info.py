@@ -41,6 +41,12 @@ def _ops() -> dict[str, dict[str, bool]]:
     return {name.removeprefix("seer::"): {key: has(name, key) for key in BACKENDS} for name in names}
 
 
+def devices() -> tuple[str, ...]:
+    """Device types that every op has a kernel for, in this build with this torch."""
+    ops = _ops().values()
+    return tuple(key.lower() for key in ("CPU", "CUDA") if all(backends[key] for backends in ops))
+
+
 def collect() -> dict[str, Any]:
     """The report as a dict of plain values. `error` is the reason why the extension doesn't work, or None."""
     report: dict[str, Any] = {

@@ -20,6 +20,7 @@ from seer_dllm.detection import check_profile, last_fixed, why_not
 from seer_dllm.families import Family
 from seer_dllm.row import Row
 from seer_dllm.vision import IMAGE_PLACEHOLDER, VisionEncoder, open_image, splice_image
+from seer_ext import info
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
         dtype: "float32", "bfloat16" or "float16" (or the torch dtype).
     Raises:
         FileNotFoundError: the folder, config.json or weight files are missing.
-        ValueError: unknown family, missing or misshapen tensors, pickle weights, unknown dtype.
+        ValueError: unknown family, missing or misshapen tensors, pickle weights, unknown dtype or device.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -124,6 +125,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         dtype = DTYPES[dtype]
+    device = _checked_device(device)
     family, raw, backbone, vision = load_parts(folder, dtype, device)
     ours = read_json(folder / "seer.json") if (folder / "seer.json").is_file() else {}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if (folder / "tokenizer.json").is_file() else None
@@ -140,6 +142,19 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
         profile,
         ours.get("system_prompt", "default"),
     )
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be a torch device such as cpu or cuda, got {device!r}") from None
+    if found.type not in info.devices():
+        known = ", ".join(info.devices())
+        raise ValueError(f"device must be one this build has kernels for ({known}), got {str(device)!r}")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be there, but torch finds no CUDA device, got {str(device)!r}")
+    return found
 
 
 def _per_row(name: str, value, n: int) -> list:

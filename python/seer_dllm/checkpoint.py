@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from seer_dllm.backbone import Backbone
 from seer_dllm.families import Family, find_family
@@ -92,7 +93,7 @@ def fill(module: nn.Module, names: Mapping[str, str], weights: Weights, dtype: t
         shown = ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
         raise ValueError(f"checkpoint {weights.folder} lacks {len(missing)} of {len(names)} tensors: {shown}")
     state = {}
-    for ours, theirs in names.items():
+    for ours, theirs in tqdm(names.items(), desc="weights", leave=False, disable=None):  # silent unless a terminal
         tensor = weights.get(theirs)
         if ours in own and tensor.shape != own[ours].shape:
             raise ValueError(

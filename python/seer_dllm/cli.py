@@ -69,12 +69,22 @@ def run_generate(args: argparse.Namespace) -> None:
     if not args.prompt.strip():
         raise ValueError("prompt must hold some text, got an empty one")
 
+    from tqdm import tqdm
+
     from seer_dllm import api
     from seer_dllm.demo import model_folder
 
     folder = model_folder() if args.model == "demo" else args.model
     model = api.load(folder, device=args.device, dtype=args.dtype)
-    (result,) = api.generate(model, [args.prompt], images=[args.image], config=config, truncation=truncation)
+    with tqdm(desc="steps", leave=False, disable=None) as bar:  # silent unless a terminal
+        (result,) = api.generate(
+            model,
+            [args.prompt],
+            images=[args.image],
+            config=config,
+            truncation=truncation,
+            on_step=lambda row: bar.update(),
+        )
     if args.json:
         settings = {
             "model": str(args.model), "window": config.window, "steps": config.steps, "block": config.block,

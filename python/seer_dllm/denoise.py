@@ -31,8 +31,10 @@ def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: 
         profile: where and how this model shows the end.
         on_step: called with a row after each of its steps.
     """
-    past, past_lanes = prefill(backbone, rows)
     active = [row for row in rows if _still_open(row)]
+    if not active:
+        return
+    past, past_lanes = prefill(backbone, active)
     canvas = Canvas(backbone, active, past, past_lanes)
     hidden = canvas.embeddings()
     if any(row.truncation is not None for row in active):
