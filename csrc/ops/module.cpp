@@ -26,7 +26,7 @@ std::pair<int64_t, int64_t> plan_keep(int64_t boundary, int64_t window, int64_t 
   require(margin >= 0, "margin must be at least 0", margin);
   const int64_t keep = boundary + std::min(margin, window - boundary);
   if (keep <= block) {
-    const int64_t kept = std::min(window, round_up(keep, 8));
+    const int64_t kept = std::min({window, block, round_up(keep, 8)});  // a block is never longer than was asked for
     return {kept, kept};
   }
   return {std::min(window, round_up(keep, block)), block};
@@ -55,6 +55,6 @@ PYBIND11_MODULE(_C, m) {
         R"(plan_keep(boundary, window, block, margin) -> (window, block): what is kept of a cut window.
 
 boundary: slots up to the end that was found. window: slots there are. block: slots decoded together.
-margin: slots kept past the boundary. What fits one block is one block, rounded up to 8; more is rounded up to
-whole blocks. Never more than the window.)");
+margin: slots kept past the boundary. What fits one block is one block, rounded up to 8 but never longer than `block`;
+more is rounded up to whole blocks. Never more than the window.)");
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class Result:
 
     Attributes:
         text: the answer up to its end (or stop string), special tokens left out.
-        ids: token ids before the end.
+        ids: token ids before the end (or stop string).
         window_ids: all ids of the final window.
         boundary: slots before the jump found at step 0; None if the row was not probed.
         snr: signal-to-noise ratio of that jump; 0 if none was found.
@@ -39,7 +40,7 @@ class Result:
         extended: how often the safety net let the window grow (`net_early` + `net_late`).
         steps: denoising steps; forwards: passes through the model (a prompt's prefill is one).
         token_forwards: tokens times the share of layers that they passed, cfg twins included.
-        useful_tokens, window_tokens, prompt_tokens: tokens before the end; slots of the final window; prompt length.
+        useful_tokens, window_tokens, prompt_tokens: tokens in `ids`; slots of the final window; prompt length.
         seconds: wall time from the start of the batch to the end of this row.
     """
 
@@ -125,6 +126,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         dtype = DTYPES[dtype]
+    if dtype not in DTYPES.values():
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     device = _checked_device(device)
     family, raw, backbone, vision = load_parts(folder, dtype, device)
     ours = read_json(folder / "seer.json") if (folder / "seer.json").is_file() else {}
@@ -157,14 +160,6 @@ def _checked_device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _per_row(name: str, value, n: int) -> list:
-    if isinstance(value, list | tuple):
-        if len(value) != n:
-            raise ValueError(f"{name} must be one value or one per prompt ({n}), got {len(value)}")
-        return list(value)
-    return [value] * n
-
-
 def generate(
     model: Model, prompts, *, images=None, config=None, truncation="default", drafts=None, on_step: OnStep | None = None
 ) -> list[Result]:
@@ -172,7 +167,7 @@ def generate(
 
     Args:
         prompts: a list with, per row, a question (str, put into the family's chat template) or embeddings `[P, H]`.
-        images: per row a list of pictures (paths, bytes or PIL images), or None.
+        images: per row a picture (path, bytes or PIL image), a list of them, or None.
         config: a `GenerationConfig`, or one per row.
         truncation: a `Truncation`, or one per row; None runs the stock algorithm. The default is `Truncation()`.
         drafts: per row None, or int64 ids `[<= window]` that the window starts with; mask ids are to be filled.
@@ -180,16 +175,16 @@ def generate(
     Returns:
         One `Result` per prompt, in order.
     Raises:
-        ValueError: any argument is invalid; nothing has been computed then.
+        ValueError, TypeError, OSError: an argument is invalid or a picture unreadable; no row has been run then.
     """
     started = time.perf_counter()
-    if isinstance(prompts, str | Tensor):
+    if not isinstance(prompts, list | tuple):
         raise ValueError(f"prompts must be a list with one entry per row, got a {type(prompts).__name__}")
     n = len(prompts)
-    configs = _per_row("config", GenerationConfig() if config is None else config, n)
-    truncations = _per_row("truncation", Truncation() if truncation == "default" else truncation, n)
-    pictures = [[] if p is None else p for p in ([None] * n if images is None else _per_row("images", images, n))]
-    drafts = [None] * n if drafts is None else _per_row("drafts", drafts, n)
+    configs = _per_row("config", GenerationConfig() if config is None else config, n, GenerationConfig)
+    truncations = _per_row("truncation", Truncation() if truncation == "default" else truncation, n, Truncation | None)
+    pictures = [_pictures(i, p) for i, p in enumerate(_per_row("images", images, n, object))]
+    drafts = _per_row("drafts", drafts, n, object)
     profiles = {t.profile or model.profile for t in truncations if t is not None}
     if len(profiles) > 1:
         raise ValueError(f"truncation must name one profile for the whole batch, got {len(profiles)} different ones")
@@ -197,63 +192,104 @@ def generate(
     if any(t is not None for t in truncations):
         check_profile(profile, model.backbone.config)
 
+    windows = [_window(model, i, c, d) for i, (c, d) in enumerate(zip(configs, drafts, strict=True))]
+    embedded = [_embedded(model, i, p, images) for i, (p, images) in enumerate(zip(prompts, pictures, strict=True))]
     rows = []
-    for i, prompt in enumerate(prompts):
-        embedded = model.embed_prompt(prompt, pictures[i]) if isinstance(prompt, str) else prompt
-        rows.append(_make_row(model, i, embedded, configs[i], truncations[i], drafts[i], profile))
-    for row in rows:
-        row.started = started
+    for i, (prompt, ids, config, truncation) in enumerate(zip(embedded, windows, configs, truncations, strict=True)):
+        longest = model.backbone.config.max_length
+        if len(prompt) + config.window > longest:
+            raise ValueError(
+                f"prompts[{i}] and window must fit the model's {longest} positions, got {len(prompt)} + {config.window}"
+            )
+        mask_id = model.backbone.config.mask_id
+        reason = why_not(config, truncation, profile, last_fixed(ids, mask_id))
+        row = Row(i, prompt, ids, config, truncation if reason is None else None, mask_id, model.end_ids)
+        row.reason, row.started = reason, started
+        rows.append(row)
     denoise(model.backbone, rows, profile, on_step)
     return [_result(model, row) for row in rows]
 
 
-def _make_row(
-    model: Model,
-    index: int,
-    prompt: Tensor,
-    config: GenerationConfig,
-    truncation: Truncation | None,
-    draft,
-    profile: Profile,
-) -> Row:
+def _per_row(name: str, value, n: int, kind) -> list:
+    """`value`, or its entries where it is a list, once per row."""
+    values = list(value) if isinstance(value, list | tuple) else [value] * n
+    if len(values) != n:
+        raise ValueError(f"{name} must be one value or one per prompt ({n}), got {len(values)}")
+    for v in values:
+        if not isinstance(v, kind):
+            expected = getattr(kind, "__name__", str(kind))
+            raise ValueError(f"{name} must be a {expected} or one per prompt, got {v!r}")
+    return values
+
+
+def _pictures(index: int, value) -> list:
+    """A row's pictures; a single one needs no list."""
+    if value is None:
+        return []
+    if isinstance(value, str | Path | bytes | Image.Image):
+        return [value]
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"images[{index}] must be a picture or a list of pictures, got a {type(value).__name__}")
+    return list(value)
+
+
+def _embedded(model: Model, index: int, prompt, images: list) -> Tensor:
+    """`[P, H]` of a row's prompt, in the model's dtype."""
+    hidden = model.backbone.config.hidden_size
+    if isinstance(prompt, str):
+        return model.embed_prompt(prompt, images)
+    if not isinstance(prompt, Tensor) or not prompt.is_floating_point():
+        kind = f"{prompt.dtype} tensor" if isinstance(prompt, Tensor) else type(prompt).__name__
+        raise ValueError(f"prompts[{index}] must be a text or float embeddings [P, {hidden}], got a {kind}")
+    if prompt.dim() != 2 or prompt.shape[1] != hidden:
+        raise ValueError(f"prompts[{index}] must have shape [P, {hidden}], got {list(prompt.shape)}")
+    if images:
+        raise ValueError(f"images[{index}] must be empty beside embeddings, which hold them already, got {len(images)}")
+    return prompt.to(model.backbone.device, model.backbone.dtype)
+
+
+def _window(model: Model, index: int, config: GenerationConfig, draft) -> Tensor:
+    """int64 `[G]`: the draft's ids, then masks."""
     backbone = model.backbone
-    if prompt.dim() != 2 or prompt.shape[1] != backbone.config.hidden_size:
-        raise ValueError(
-            f"prompts[{index}] must have shape [P, {backbone.config.hidden_size}], got {list(prompt.shape)}"
-        )
-    if len(prompt) + config.window > backbone.config.max_length:
-        raise ValueError(
-            f"prompts[{index}] and window must fit the model's {backbone.config.max_length} positions, "
-            f"got {len(prompt)} + {config.window}"
-        )
     ids = torch.full((config.window,), backbone.config.mask_id, dtype=torch.int64, device=backbone.device)
-    if draft is not None:
-        if len(draft) > config.window:
-            raise ValueError(f"drafts[{index}] must hold at most window={config.window} ids, got {len(draft)}")
-        ids[: len(draft)] = torch.as_tensor(draft, dtype=torch.int64)
-    reason = why_not(config, truncation, profile, last_fixed(ids, backbone.config.mask_id))
-    row = Row(
-        index,
-        prompt.to(backbone.device, backbone.dtype),
-        ids,
-        config,
-        truncation if reason is None else None,
-        backbone.config.mask_id,
-        model.end_ids,
-    )
-    row.reason = reason
-    return row
+    if draft is None:
+        return ids
+    draft = torch.as_tensor(draft)
+    if draft.dim() != 1 or len(draft) > config.window:
+        raise ValueError(f"drafts[{index}] must hold at most window={config.window} ids, got {list(draft.shape)}")
+    if draft.is_floating_point() or draft.is_complex() or draft.dtype == torch.bool:
+        raise ValueError(f"drafts[{index}] must hold whole numbers, got {draft.dtype}")
+    if len(draft) and not 0 <= int(draft.min()) <= int(draft.max()) < backbone.config.vocab_size:
+        low, high = int(draft.min()), int(draft.max())
+        raise ValueError(f"drafts[{index}] ids must be in [0, {backbone.config.vocab_size}), got {low}..{high}")
+    ids[: len(draft)] = draft.to(ids)
+    return ids
+
+
+def _before_stop(model: Model, ids: list[int], stop: Sequence[str]) -> tuple[str, list[int], bool]:
+    """Text and ids before the first stop string, and whether there was one.
+
+    The ids are the longest prefix whose text holds no stop string, so that what was cut is not counted as useful.
+    """
+    text = model.tokenizer.decode(ids) if model.tokenizer is not None else ""
+    found = [at for at in (text.find(s) for s in stop) if at >= 0]
+    if not found:
+        return text, ids, False
+    low, high = 0, len(ids)  # decode(ids[:high]) holds a stop string, decode(ids[:low]) none
+    while high - low > 1:
+        middle = (low + high) // 2
+        if any(s in model.tokenizer.decode(ids[:middle]) for s in stop):
+            high = middle
+        else:
+            low = middle
+    return text[: min(found)], ids[:low], True
 
 
 def _result(model: Model, row: Row) -> Result:
     ids = row.ids.tolist()
     end = row.end()
-    useful = ids if end is None else ids[:end]
-    text = model.tokenizer.decode(useful) if model.tokenizer is not None else ""
-    finish = "length" if end is None else "end"
-    stops = [at for at in (text.find(s) for s in row.config.stop) if at >= 0]
-    if stops:
-        text, finish = text[: min(stops)], "stop"
+    text, useful, stopped = _before_stop(model, ids if end is None else ids[:end], row.config.stop)
+    finish = "stop" if stopped else "length" if end is None else "end"
     c = row.counters
     return Result(
         text=text, ids=useful, window_ids=ids, boundary=row.boundary, snr=row.snr, sparsity=row.sparsity,

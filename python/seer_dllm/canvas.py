@@ -22,7 +22,8 @@ class Lane:
 
     @property
     def cached(self) -> bool:
-        return self.row.config.cache == "prompt"
+        """Whether the prompt is prefilled; one without tokens has nothing to be."""
+        return self.row.config.cache == "prompt" and len(self.row.prompt) > 0
 
     @property
     def fed_prompt(self) -> int:

@@ -38,19 +38,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _shards(index: Path) -> list[str]:
+    """The files that an index names. ValueError if it does not map tensors to files of its own folder."""
+    where = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not where or not all(isinstance(file, str) for file in where.values()):
+        raise ValueError(f"{index} must map tensors to files in weight_map")
+    files = sorted(set(where.values()))
+    outside = [file for file in files if Path(file).name != file]
+    if outside:
+        raise ValueError(f"{index} must name files of the folder, got {outside[0]!r}")
+    return files
+
+
 class Weights:
     """The tensors of a folder, read one at a time from one or several safetensors files.
 
     Raises:
         FileNotFoundError: no weights, or a shard that the index names is missing.
-        ValueError: only pickle files (refused: loading them runs code), or a file that is not safetensors.
+        ValueError: only pickle files (refused: loading them runs code), a file that is not safetensors, or a bad index.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            files = sorted(set(read_json(index)["weight_map"].values()))
+            files = _shards(index)
         else:
             files = sorted(p.name for p in folder.glob("model*.safetensors"))
         if not files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,9 +24,15 @@ def check_positive(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object, low: float, high: float = float("inf")) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not real or not low <= value <= high:
         bounds = f"of at least {low:g}" if high == float("inf") else f"in [{low:g}, {high:g}]"
         raise ValueError(f"{name} must be a number {bounds}, got {value!r}")
+
+
+def check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def from_mapping(cls, values: dict[str, Any]):
@@ -119,6 +126,9 @@ class Truncation:
     def __post_init__(self) -> None:
         check_choice("step0", self.step0, STEP0)
         check_choice("steps_policy", self.steps_policy, STEPS_POLICIES)
+        check_bool("safety_net", self.safety_net)
+        if self.profile is not None and not isinstance(self.profile, Profile):
+            raise ValueError(f"profile must be a Profile or None, got {self.profile!r}")
 
 
 @dataclass(frozen=True)
@@ -177,15 +187,24 @@ class GenerationConfig:
             raise ValueError(f"threshold must be None when factor is given, got {self.threshold}")
         for name, low, high in (("temperature", 0.0, float("inf")), ("cfg_scale", 0.0, float("inf"))):
             check_number(name, getattr(self, name), low, high)
+        if (self.threshold is not None or self.factor is not None) and self.commit != "low_confidence":
+            raise ValueError(f"commit must be low_confidence with threshold or factor, got {self.commit!r}")
         if self.threshold is not None:
             check_number("threshold", self.threshold, 0.0, 1.0)
         if self.factor is not None:
             check_number("factor", self.factor, 0.0)
-        if not self.shift > 0:
+        check_number("shift", self.shift, 0.0)
+        if self.shift == 0:
             raise ValueError(f"shift must be above 0, got {self.shift!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be a whole number of at most 64 bits, got {self.seed!r}")
+        check_bool("suppress_eos", self.suppress_eos)
+        check_bool("defer_end", self.defer_end)
         if isinstance(self.stop, str):
             raise ValueError(f"stop must be a sequence of strings, got the string {self.stop!r}")
         object.__setattr__(self, "stop", tuple(self.stop))
+        if not all(isinstance(s, str) and s for s in self.stop):
+            raise ValueError(f"stop must hold strings that are not empty, got {self.stop!r}")
 
     @property
     def blocks(self) -> int:

@@ -73,19 +73,20 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
     middle = max(profile.probe_layers) + 1
     hidden = canvas.forward(hidden, 0, middle, probe)
     share, lengths = canvas.window_values(probe.mean())
-    boundaries, snrs = find_boundary(share, lengths, profile)
+    fixed = [last_fixed(row.ids, row.mask_id) if row.truncation is not None else 0 for row in canvas.rows]
+    boundaries, snrs = find_boundary(share, lengths, profile, fixed)
 
     keep, go_on = {}, []
-    for row, boundary, snr, curve in zip(canvas.rows, boundaries, snrs, share.tolist(), strict=True):
+    probed = zip(canvas.rows, boundaries, snrs, share.tolist(), fixed, strict=True)
+    for row, boundary, snr, curve, first_free in probed:
         if row.truncation is None:
             go_on.append(row)
             continue
         row.boundary, row.snr, row.sparsity = boundary, snr, curve[: row.window]
-        fixed = last_fixed(row.ids, row.mask_id)
-        window, block = kept_window(boundary, row.config, profile.margin, fixed)
+        window, block = kept_window(boundary, row.config, profile.margin, first_free)
         if window < row.window:
             keep[row] = (window, block)
-            row.check_end = row.truncation.safety_net and fixed < window
+            row.check_end = row.truncation.safety_net
         else:
             row.reason = NO_JUMP if snr == 0 else NOTHING_TO_CUT
         if row not in keep or row.truncation.step0 == "carry":
@@ -153,7 +154,8 @@ def _decide(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], slots: Tensor, 
     logits = canvas.logits(hidden, slots)
     temperature = key = None
     if any(row.config.temperature > 0 for row in rows):
-        temperature = torch.tensor([row.config.temperature for row in rows], device=slots.device)[owner]
+        temperature = [float(row.config.temperature) for row in rows]
+        temperature = torch.tensor(temperature, dtype=torch.float32, device=slots.device)[owner]
         first = torch.tensor([canvas.starts[row] for row in rows], device=slots.device)
         key = torch.tensor([_noise_key(row) for row in rows], device=slots.device)[owner] + slots - first[owner]
 

@@ -40,11 +40,17 @@ def why_not(config: GenerationConfig, truncation: Truncation | None, profile: Pr
     return None
 
 
-def find_boundary(sparsity: Tensor, lengths: Tensor, profile: Profile) -> tuple[list[int], list[float]]:
+def find_boundary(
+    sparsity: Tensor, lengths: Tensor, profile: Profile, fixed: Sequence[int]
+) -> tuple[list[int], list[float]]:
     """Boundary and snr of each row from the mean quiet share `[B, G]` float32; lengths int `[B]`.
 
-    This is the one host read of the probe. A boundary equal to the row's length means that no jump was found.
+    No boundary lies before a row's `fixed` slots. This is the one host read of the probe where all rows have as many of
+    them. A boundary equal to the row's length means that no jump was found.
     """
+    if len(set(fixed)) > 1:  # the op takes one smallest boundary a call
+        rows = [find_boundary(sparsity[b : b + 1], lengths[b : b + 1], profile, [n]) for b, n in enumerate(fixed)]
+        return [boundary[0] for boundary, _ in rows], [snr[0] for _, snr in rows]
     boundary, snr = ops.snr_boundary(
         sparsity,
         lengths,
@@ -52,16 +58,17 @@ def find_boundary(sparsity: Tensor, lengths: Tensor, profile: Profile) -> tuple[
         min_snr=profile.min_snr,
         plateau=profile.plateau,
         min_jump=profile.min_jump,
+        min_keep=max((1, *fixed)),
     )
     return boundary.tolist(), snr.tolist()
 
 
 def kept_window(boundary: int, config: GenerationConfig, margin: int, fixed: int = 0) -> tuple[int, int]:
-    """(window, block) to keep: the boundary plus margin, never less than the fixed slots.
+    """(window, block) to keep: the boundary plus margin, and at least one slot behind the fixed ones.
 
     Up to one block the window is a single block, rounded up to 8; beyond it is rounded up to whole blocks (ours).
     """
-    return plan_keep(max(boundary, fixed), config.window, config.block, margin)
+    return plan_keep(max(boundary, min(fixed + 1, config.window)), config.window, config.block, margin)
 
 
 def last_fixed(ids: Tensor, mask_id: int) -> int:

@@ -50,6 +50,8 @@ def llada_config(raw: Mapping[str, Any]) -> ModelConfig:
     missing = [k for k in (*needed, "mask_token_id", "eos_token_id") if raw.get(k) is None]
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
+    if raw["d_model"] % raw["n_heads"]:
+        raise ValueError(f"config.json: d_model must be a multiple of n_heads={raw['n_heads']}, got {raw['d_model']}")
     return ModelConfig(
         # The embedding may have more rows than the tokenizer has words.
         vocab_size=raw.get("embedding_size") or raw["vocab_size"],

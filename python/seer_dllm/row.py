@@ -72,8 +72,12 @@ class Row:
         self.rule = CommitRule.of(self.config)
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.window = len(self.ids)
-        per_block = self.config.steps // self.config.blocks
-        self.blocks = self._plan(self.window, self.config.block, per_block)
+        self.blocks = self._plan(self.window, self.config.block, self._stock_steps)
+
+    @property
+    def _stock_steps(self) -> int:
+        """Steps per block of the full window. Rules that don't count steps allow fewer steps than blocks."""
+        return max(1, self.config.steps // self.config.blocks)
 
     @property
     def block(self) -> BlockPlan | None:
@@ -101,8 +105,10 @@ class Row:
         """A step was made, after which `remaining` slots of the block are still masked."""
         self.counters.steps += 1
         self.step += 1
-        # A block whose steps are used up is over even if the model wrote mask ids into it, as in the references.
-        if remaining == 0 or (self.rule.counts_steps and self.step == len(self.block.quotas)):
+        # A block whose steps are used up is over even if the model wrote mask ids into it, as in the references. Other
+        # rules write a slot a step at least, so that only mask ids can be left after as many steps as there were masks.
+        quotas = self.block.quotas
+        if remaining == 0 or self.step == (len(quotas) if self.rule.counts_steps else sum(quotas)):
             self.at += 1
 
     def end(self) -> int | None:
@@ -143,7 +149,7 @@ class Row:
 
     def _replan(self, window: int, block: int) -> None:
         self.window, self.at, self.step = window, 0, 0
-        stock = self.config.steps // self.config.blocks
+        stock = self._stock_steps
         if self.truncation.steps_policy == "keep":
             count = -(-window // block)
             total = min(self.config.steps, window)

@@ -234,8 +234,8 @@ def train(args: argparse.Namespace) -> None:
     bar = tqdm(range(start, args.steps), initial=start, total=args.steps, desc="task", mininterval=10)
     for step in bar:
         warm = min(1.0, (step + 1) / 200)
-        # Constant, then linear decay over the last fifth: --steps may be changed until the decay has begun.
-        rate = args.lr * warm * min(1.0, (args.steps - step) / (0.2 * args.steps))
+        # Constant, then linear decay over the last 45 %: --steps may be changed until the decay has begun.
+        rate = args.lr * warm * min(1.0, (args.steps - step) / (0.45 * args.steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = batches.draw(step, args.batch, image_tokens)
