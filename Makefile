@@ -15,6 +15,8 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python -m pytest
 
 check-tools:
