@@ -29,7 +29,7 @@ def test_padding_is_quieter_than_content(answers):
     """The paper's picture at step 0, against the true ends."""
     content = [np.mean(seer.sparsity[:n]) for n, seer, _ in answers]
     padding = [np.mean(seer.sparsity[n + 1 :]) for n, seer, _ in answers]
-    assert np.mean(padding) - np.mean(content) > 0.15
+    assert np.mean(padding) - np.mean(content) > 0.1
     assert sum(p > c for c, p in zip(content, padding, strict=True)) >= 30
 
 
