@@ -131,7 +131,7 @@ def _commit(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], on_step: OnStep
     cu_slots = torch.searchsorted(owner, torch.arange(len(rows) + 1, device=device))
 
     token, confidence = _decide(canvas, hidden, rows, slots, owner)
-    quotas = [row.rule.quota(row.planned(), confidence[owner == b]) for b, row in enumerate(rows)]
+    quotas = [row.rule.quota(row.planned(), lambda b=b: confidence[owner == b]) for b, row in enumerate(rows)]
     thresholds = [row.rule.threshold for row in rows]
     _, remaining = ops.commit_tokens(
         canvas.ids,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -75,9 +76,13 @@ class CommitRule:
         """Whether a step's quota is what bounds it (then the number of steps is known ahead)."""
         return math.isnan(self.threshold) and self.factor is None
 
-    def quota(self, planned: int, confidence: Tensor) -> int:
-        """Slots to write now, given the planned quota and the confidences `[n]` of the row's masked slots."""
-        return planned if self.factor is None else factor_quota(confidence, self.factor)
+    def quota(self, planned: int, confidence: Callable[[], Tensor]) -> int:
+        """Slots to write now, given the planned quota.
+
+        `confidence` gives the confidences `[n]` of the row's masked slots. It is called, and the device waited for,
+        only where the rule needs them.
+        """
+        return planned if self.factor is None else factor_quota(confidence(), self.factor)
 
 
 def factor_quota(confidence: Tensor, factor: float) -> int:

@@ -7,7 +7,8 @@ from harness import Case, Family, golden_kind
 from PIL import Image
 from torch.nn import functional as F
 
-from seer_dllm.vision import ImageProcessor, VisionEncoder, load_vision_config, splice_image
+from seer_dllm.checkpoint import Weights, fill
+from seer_dllm.vision import ImageProcessor, VisionEncoder, load_vision_config, splice_image, vision_weight_names
 
 LAVIDA = {"lavida_llada", "lavida_dream"}
 EMBEDDING = {"lavida_llada": "model.transformer.wte.weight", "lavida_dream": "model.embed_tokens.weight"}
@@ -16,8 +17,8 @@ EMBEDDING = {"lavida_llada": "model.transformer.wte.weight", "lavida_dream": "mo
 @cache
 def encoder(of: Family) -> VisionEncoder:
     model = VisionEncoder.from_config(of.config, load_vision_config(of.folder, of.config))
-    model.load_checkpoint(of.weights)
-    return model.eval()
+    fill(model, vision_weight_names(dict(model.named_parameters())), Weights(of.folder), torch.float32, "cpu")
+    return model
 
 
 def processor(case: Case) -> ImageProcessor:

@@ -100,4 +100,4 @@ def test_rule_of_settings(settings, kind, random, counts):
     assert (rule.kind, rule.random, rule.counts_steps) == (kind, random, counts)
     assert rule.threshold == settings["threshold"] if "threshold" in settings else math.isnan(rule.threshold)
     confidence = torch.tensor([0.9, 0.8, 0.3, 0.2], dtype=torch.float64)
-    assert rule.quota(3, confidence) == (2 if "factor" in settings else 3)
+    assert rule.quota(3, lambda: confidence) == (2 if "factor" in settings else 3)

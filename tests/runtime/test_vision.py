@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from seer_dllm.checkpoint import fill
 from seer_dllm.vision import (
     ImageProcessor,
     VisionEncoder,
@@ -278,27 +279,43 @@ def test_every_parameter_gets_a_gradient():
     assert without == []
 
 
+class InMemory(dict):
+    """Tensors by checkpoint name, where `fill` expects the weights of a folder."""
+
+    folder = "memory"
+
+
+def names_of(model: VisionEncoder) -> dict[str, str]:
+    return vision_weight_names(dict(model.named_parameters()))
+
+
+def saved_weights(model: VisionEncoder) -> InMemory:
+    own = dict(model.named_parameters())
+    return InMemory({theirs: own[ours].detach().clone() for ours, theirs in names_of(model).items()})
+
+
 def test_weights_round_trip_through_the_checkpoint_names():
     model, other = encoder(ANYRES), VisionEncoder.from_config(ANYRES, VISION)
-    saved = {name: weight.clone() for name, weight in model.checkpoint_state().items()}
+    saved = saved_weights(model)
     assert "model.image_newline" in saved and "model.mm_projector.2.bias" in saved
     tower = "model.vision_tower.vision_tower.vision_model."
     assert f"{tower}embeddings.position_embedding.weight" in saved
     assert f"{tower}encoder.layers.1.self_attn.out_proj.weight" in saved
-    assert len(set(saved)) == len(model.state_dict())
-    other.load_checkpoint({**saved, f"{tower}post_layernorm.weight": torch.ones(16)})
+    assert len(saved) == len(model.state_dict())
+    saved[f"{tower}post_layernorm.weight"] = torch.ones(16)  # unused, as in the hub's files
+    fill(other, names_of(other), saved, torch.float32, "cpu")
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name]), name
 
 
 def test_broken_checkpoints_are_refused():
     model = encoder(PAD)
-    saved = model.checkpoint_state()
+    saved = saved_weights(model)
     with pytest.raises(ValueError, match=r"model\.image_newline must have shape \[20\], got \[3\]"):
-        model.load_checkpoint({**saved, "model.image_newline": torch.zeros(3)})
+        fill(model, names_of(model), InMemory({**saved, "model.image_newline": torch.zeros(3)}), torch.float32, "cpu")
     del saved["model.mm_projector.0.bias"]
-    with pytest.raises(ValueError, match=r"checkpoint must hold model\.mm_projector\.0\.bias"):
-        model.load_checkpoint(saved)
+    with pytest.raises(ValueError, match=r"lacks 1 of \d+ tensors: model\.mm_projector\.0\.bias"):
+        fill(model, names_of(model), saved, torch.float32, "cpu")
     with pytest.raises(KeyError, match="vision weight name must start with one of"):
         vision_weight_names(["lm_head.weight"])
 

@@ -172,27 +172,6 @@ class VisionEncoder(nn.Module):
         grid = F.interpolate(grid, size=(side, side), mode="bilinear", align_corners=False)
         return grid.flatten(2).transpose(1, 2)
 
-    def load_checkpoint(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copies weights from a mapping under the checkpoint's names; names of other parts are ignored.
-
-        Raises ValueError for a missing weight or a wrong shape. The module must not be on the meta device.
-        """
-        own = self.state_dict()
-        for name, source in vision_weight_names(own).items():
-            if source not in tensors:
-                raise ValueError(f"checkpoint must hold {source}, it does not")
-            weight = tensors[source]
-            if weight.shape != own[name].shape:
-                raise ValueError(
-                    f"checkpoint weight {source} must have shape {list(own[name].shape)}, got {list(weight.shape)}"
-                )
-            own[name].copy_(weight)
-
-    def checkpoint_state(self) -> dict[str, torch.Tensor]:
-        """The weights under the checkpoint's names, detached and sharing memory."""
-        own = self.state_dict()
-        return {target: own[name] for name, target in vision_weight_names(own).items()}
-
 
 def splice_image(
     ids: torch.Tensor,
