@@ -1,9 +1,10 @@
 """Stock against Seer on held-out questions of the demo model, in one run: accuracy, cuts, work and time.
 
     python bench/bench_denoise.py --questions 500 --window 128 --batch 8
+    python bench/bench_denoise.py --window 256 --steps 256 64 --block 256 32 --cache none prompt --batch 1 32
 
-Prints a table in Markdown and, with `--out`, writes it. Times are wall clock of the whole batch and mean something
-only relative to each other.
+Several values of a setting are all run, each beside its own stock. Prints a table in Markdown and, with `--out`, writes
+it. Times are wall clock of the whole batch and mean something only relative to each other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -21,7 +23,14 @@ from tqdm import tqdm
 
 from seer_dllm import GenerationConfig, Model, Result, Truncation, generate, load
 from seer_dllm.demo import data, model_folder
-from seer_dllm.demo.scoring import exact, score, table
+from seer_dllm.demo.scoring import CutCounts, exact, score, table
+from seer_dllm.detection import kept_window
+
+WAYS = {
+    "seer": ("Seer", Truncation()),
+    "restart": ("Seer, restart", Truncation(step0="restart")),
+    "keep": ("Seer, keep steps", Truncation(steps_policy="keep")),
+}
 
 
 @dataclass
@@ -66,20 +75,60 @@ def row(run: Run, stock: Run, questions) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def safety(run: Run, stock: Run) -> list[str]:
+def safety(run: Run, stock: Run) -> str:
     """The counts that say whether a cut ever cost an answer, against stock's answers in the same run."""
-    pairs = list(zip(run.results, stock.results, strict=True))
-    cut = [(a, b) for a, b in pairs if a.truncated]
-    early = sum(a.boundary < b.useful_tokens for a, b in cut)
-    lost = sum(b.finish_reason == "end" and a.window_tokens < b.useful_tokens for a, b in cut)
-    lost += sum(a.finish_reason == "length" and a.window_tokens < b.window_tokens for a, b in cut)
-    shorter = sum(a.useful_tokens < b.useful_tokens and a.window_tokens > b.useful_tokens for a, b in cut)
-    same = sum(a.ids == b.ids for a, b in pairs)
-    return [
-        f"{run.name}: rows cut {len(cut)} of {len(pairs)}; boundary before stock's end {early}; net fired early "
-        f"{sum(a.net_early > 0 for a, _ in pairs)}, late {sum(a.net_late > 0 for a, _ in pairs)}; "
-        f"cut and not caught {lost}; shorter than stock's though not cut {shorter}; same ids as stock {same}",
+    c = CutCounts.of(zip(run.results, stock.results, strict=True))
+    return (
+        f"{run.name}: rows cut {c.cut} of {c.rows}; boundary before stock's end {c.early}; net fired early "
+        f"{c.net_early}, late {c.net_late}; cut and not caught {c.lost}; shorter than stock's though not cut "
+        f"{c.shorter}; same ids as stock {c.same}"
+    )
+
+
+def oracle_config(config: GenerationConfig, useful: int) -> GenerationConfig:
+    """Settings of a window that just holds an answer and its end, with the tokens per step of the full one."""
+    window, block = kept_window(useful + 1, config, margin=0)
+    steps = window // block * max(1, round(config.steps * block / config.window))
+    return replace(config, window=window, block=block, steps=steps)
+
+
+def measure(model: Model, questions, config: GenerationConfig, batch: int, ways: list[str]) -> list[Run]:
+    """Stock, then each of the other ways, over all questions."""
+    configs = [config] * len(questions)
+    answer_all(model, "warm-up", questions[:batch], configs[:batch], Truncation(), batch)
+    runs = [answer_all(model, "stock", questions, configs, None, batch)]
+    for way in ways:
+        if way == "oracle":
+            short = [oracle_config(config, r.useful_tokens) for r in runs[0].results]
+            runs.append(answer_all(model, "stock, oracle window", questions, short, None, batch))
+        else:
+            name, truncation = WAYS[way]
+            runs.append(answer_all(model, name, questions, configs, truncation, batch))
+    return runs
+
+
+def describe(name: str, questions, config: GenerationConfig, batch: int, seed: int, runs: list[Run]) -> str:
+    """The section of one setting."""
+    stock = runs[0]
+    p = [r.prompt_tokens for r in stock.results]
+    lines = [
+        f"model {name}, P {min(p)}-{max(p)}, window {config.window}, steps {config.steps}, "
+        f"block {config.block}, cache {config.cache}, batch {batch}, "
+        f"{len(questions)} held-out questions (seed {seed}), fp32, "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} {platform.machine()} cores",
+        "",
+        "| run | exact | useful tokens/s vs stock | steps factor | per-step factor | useful tokens | slots/row "
+        "| steps/row | token-forwards/row | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(row(run, stock, questions) for run in runs),
+        "",
+        *(safety(run, stock) for run in runs if any(r.truncated for r in run.results)),
     ]
+    truths = [(q[1], q[3]) for q in questions]
+    for run in runs[:2]:
+        scores = score((kind, r.text, truth) for r, (kind, truth) in zip(run.results, truths, strict=True))
+        lines += ["", f"exact answers, {run.name}:", "```", table(scores), "```"]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -87,10 +136,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=model_folder())
     parser.add_argument("--questions", type=int, default=500)
     parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--block", type=int)
-    parser.add_argument("--cache", default="none")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, nargs="+", help="one or several; default: one slot a step")
+    parser.add_argument("--block", type=int, nargs="+", help="one or several; default: the window")
+    parser.add_argument("--cache", nargs="+", default=["none"], help="one or several of none, prompt")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8], help="one or several")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", default="seer,restart,keep,oracle", help="beside stock: seer, restart, keep, oracle")
     parser.add_argument("--out", type=Path, help="write the table here")
@@ -98,47 +147,25 @@ def main() -> None:
 
     model = load(args.model)
     questions = data.heldout_questions(args.questions, args.seed)
-    config = GenerationConfig(window=args.window, steps=args.steps, block=args.block, cache=args.cache)
-    configs = [config] * len(questions)
-    answer_all(model, "warm-up", questions[: args.batch], configs[: args.batch], Truncation(), args.batch)
-    stock = answer_all(model, "stock", questions, configs, None, args.batch)
-    ways = {"seer": Truncation(), "restart": Truncation(step0="restart"), "keep": Truncation(steps_policy="keep")}
-    names = {"seer": "Seer", "restart": "Seer, restart", "keep": "Seer, keep steps"}
-    runs = []
-    for way in filter(None, args.rows.split(",")):
-        if way == "oracle":
-            # What a perfect detector without a probe would give: windows that just hold stock's answer and its end.
-            fits = [min(args.window, -(-(r.useful_tokens + 1) // 8) * 8) for r in stock.results]
-            short = [replace(config, window=w, block=w, steps=w) for w in fits]
-            runs.append(answer_all(model, "stock, oracle window", questions, short, None, args.batch))
-        else:
-            runs.append(answer_all(model, names[way], questions, configs, ways[way], args.batch))
-
-    p = [r.prompt_tokens for r in stock.results]
-    lines = [
-        f"model {args.model.name}, P {min(p)}-{max(p)}, window {args.window}, steps {config.steps}, "
-        f"block {config.block}, cache {args.cache}, batch {args.batch}, "
-        f"{len(questions)} held-out questions (seed {args.seed}), fp32, "
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} {platform.machine()} cores",
-        "",
-        "| run | exact | useful tokens/s vs stock | steps factor | per-step factor | useful tokens | slots/row "
-        "| steps/row | token-forwards/row | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *(row(run, stock, questions) for run in [stock, *runs]),
-        "",
-    ]
-    for run in runs:
-        if any(r.truncated for r in run.results):
-            lines += safety(run, stock)
-    truths = [(q[1], q[3]) for q in questions]
-    for run in [stock, *runs[:1]]:
-        scores = score((kind, r.text, truth) for r, (kind, truth) in zip(run.results, truths, strict=True))
-        lines += ["", f"exact answers, {run.name}:", "```", table(scores), "```"]
-    text = "\n".join(lines)
+    ways = [way for way in args.rows.split(",") if way]
+    grid = list(product(args.cache, args.block or [args.window], args.steps or [args.window], args.batch))
+    sections, summary = [], []
+    for cache, block, steps, batch in grid:
+        config = GenerationConfig(window=args.window, steps=steps, block=block, cache=cache)
+        runs = measure(model, questions, config, batch, ways)
+        sections.append(describe(args.model.name, questions, config, batch, args.seed, runs))
+        for run in runs[1:]:
+            setting = f"| {cache} | {block} | {steps} | {batch} "
+            summary.append(setting + row(run, runs[0], questions))
+        text = "\n\n".join(sections)
+        if len(grid) > 1:
+            head = "| cache | block | steps | batch | run | exact | useful tokens/s vs stock | steps factor "
+            head += "| per-step factor | useful tokens | slots/row | steps/row | token-forwards/row | seconds |"
+            text = "\n".join([head, "|" + "---|" * 14, *summary, "", text])
+        if args.out is not None:  # after every setting, so that a stop loses no more than one
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(text + "\n")
     print(text)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

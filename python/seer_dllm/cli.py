@@ -1,4 +1,4 @@
-"""The `seer` command: `seer demo`, `seer generate`. Bad input is one sentence on stderr and exit code 2."""
+"""The `seer` command. Bad input is one sentence on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def make_parser() -> Parser:
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="which sheets (default 0)")
     demo.add_argument("--out", type=Path, default=Path("seer-demo"), metavar="DIR", help="where the pictures go")
     demo.add_argument("--plot", type=Path, metavar="FILE", help="draw the sparsity curves (needs matplotlib)")
+
+    evaluate = commands.add_parser("eval-demo", help="the demo model's evaluation: stock, Seer and the controls")
+    evaluate.add_argument(
+        "--full", action="store_true", help="the whole grid of settings (about two hours on two cores)"
+    )
+    evaluate.add_argument("--model", type=Path, metavar="DIR", help="another demo checkpoint (default: the embedded)")
+    evaluate.add_argument(
+        "--out",
+        type=Path,
+        default=Path("seer-eval"),
+        metavar="DIR",
+        help="answers and report; goes on where it stopped",
+    )
 
     gen = commands.add_parser("generate", help="answer a question about a picture with a local checkpoint")
     gen.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
@@ -108,11 +121,27 @@ def run_demo(args: argparse.Namespace) -> None:
     show(sheets=args.sheets, window=args.window, seed=args.seed, out=args.out, plot=args.plot)
 
 
+def run_eval_demo(args: argparse.Namespace) -> None:
+    from seer_dllm.demo import model_folder
+    from seer_dllm.demo.evaluate import evaluate
+    from seer_dllm.demo.report import report
+
+    if args.out.exists() and not args.out.is_dir():
+        raise ValueError(f"out must be a folder, got the file {str(args.out)!r}")
+    records, model = evaluate(args.model or model_folder(), args.out / "answers.jsonl", args.full)
+    text = report(records, model.encode)
+    (args.out / "report.md").write_text(text + "\n")
+    print(text)
+
+
+COMMANDS = {"demo": run_demo, "eval-demo": run_eval_demo, "generate": run_generate}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, or 2 for input that can't be used."""
     args = make_parser().parse_args(argv)
     try:
-        {"demo": run_demo, "generate": run_generate}[args.command](args)
+        COMMANDS[args.command](args)
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"seer {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

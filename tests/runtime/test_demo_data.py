@@ -18,14 +18,15 @@ GRID = [
 ]
 DESCRIPTION = (
     "the sheet has 6 digits in a {} frame . the largest is 7 and the smallest is 0 . "
-    "row 1 : 3 blank 5 1 ; row 2 : empty ; row 3 : 7 3 blank blank ; row 4 : blank blank blank 0 ."
+    "row 1 : 3 5 1 ; row 3 : 7 3 ; row 4 : 0 ."
 )
 EVERYWHERE = (
-    "3 row 1 column 1 , 5 row 1 column 3 , 1 row 1 column 4 , 7 row 3 column 1 , 3 row 3 column 2 , 0 row 4 column 4"
+    "3 at row 1 column 1 , 5 at row 1 column 3 , 1 at row 1 column 4 , "
+    "7 at row 3 column 1 , 3 at row 3 column 2 , 0 at row 4 column 4"
 )
 TABLE = (
-    "| row | 1 | 2 | 3 | 4 | total | ; | 1 | 3 | blank | 5 | 1 | 3 | ; | 3 | 7 | 3 | blank | blank | 2 | ; "
-    "| 4 | blank | blank | blank | 0 | 1 | ; | total | 2 | 1 | 1 | 2 | 6 |"
+    "| row | cells | total | ; | 1 | 3 blank 5 1 | 3 | ; | 3 | 7 3 blank blank | 2 | ; "
+    "| 4 | blank blank blank 0 | 1 | ; | total | 6 |"
 )
 
 
@@ -64,12 +65,25 @@ def test_the_mark_decides_the_format(frame, expected):
     assert answer("mark", GRID, FRAMES.index(frame)) == expected
 
 
+@pytest.mark.parametrize(("first", "expected"), [(0, "7"), (2, "7"), (3, "{} 3 5 1 7 3 0"), (5, "{} 3 5 1 7 3 0")])
+def test_the_first_digit_decides_the_format(first, expected):
+    cells = [[_, first, _, _], *[[3, _, 5, 1], [7, 3, _, _], [_, _, _, 0]]]
+    assert answer("first", cells, 0) == expected.format(first)
+
+
+def test_a_large_first_digit_asks_for_all_places():
+    cells = [[_] * 4, [_, 6, _, 1], [_] * 4, [_] * 4]
+    assert answer("first", cells, 0) == "6 at row 2 column 2 , 1 at row 2 column 4"
+    assert answer("first", cells, 0) == answer("mark", cells, FRAMES.index("blue"))
+
+
 def test_one_digit_and_none():
     one = [[_] * 4, [_, 8, _, _], [_] * 4, [_] * 4]
     none = [[_] * 4 for _row in range(4)]
     assert answer("describe", one, 2).startswith("the sheet has 1 digit in a blue frame . the largest is 8")
-    assert answer("describe", none, 2).startswith("the sheet has 0 digits in a blue frame . row 1 : empty ;")
+    assert answer("describe", none, 2) == "the sheet has 0 digits in a blue frame ."
     assert [answer("mark", none, mark) for mark in range(3)] == ["0", "none", "nowhere"]
+    assert answer("first", none, 0) == "0" and answer("table", none, 0).endswith("; | total | 0 |")
 
 
 def test_unknown_kind():
@@ -83,7 +97,7 @@ def test_unknown_split():
 
 
 def test_heldout_is_deterministic():
-    first, again, other = (data.heldout_questions(24, seed) for seed in (5, 5, 6))
+    first, again, other = (data.heldout_questions(27, seed) for seed in (5, 5, 6))
     assert [item[1:] for item in first] == [item[1:] for item in again] != [item[1:] for item in other]
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
     assert [kind for _image, kind, *_texts in first] == 3 * list(KINDS)
@@ -187,7 +201,7 @@ def tokenizer():
 
 
 def test_round_trip_and_lengths(tokenizer):
-    """Every text comes back exactly, a token a word; one wording needs from 1 to over 60 tokens."""
+    """Every text comes back exactly, a token a word; two wordings need from 1 to 111 tokens."""
     _images, questions, answers, kinds = data.sample_batch(np.random.default_rng(0), 4000, "heldout")
     unknown = tokenizer.token_to_id("[UNK]")
     lengths = defaultdict(set)
@@ -199,8 +213,9 @@ def test_round_trip_and_lengths(tokenizer):
             assert tokenizer.decode(ids) == text
         lengths[kind].add(len(answered.split()))
     assert set(lengths) == set(KINDS)
-    assert min(lengths["mark"]) == 1
-    assert 60 <= max(lengths["mark"]) <= 95
+    for kind in ("mark", "first"):
+        assert min(lengths[kind]) == 1 and max(lengths[kind]) == 111
+        assert len(lengths[kind]) >= 30
     assert lengths["count"] == lengths["cell"] == {1}
     assert lengths["row"] == {4}
     assert max(max(seen) for seen in lengths.values()) == max(lengths["mark"])

@@ -22,6 +22,7 @@ QUESTIONS = {
     "describe": "describe the sheet .",
     "table": "write the sheet as a table .",
     "mark": "answer as the mark asks .",
+    "first": "answer as the first digit asks .",
 }
 KINDS = tuple(QUESTIONS)
 
@@ -29,15 +30,15 @@ PHRASES = {
     "blank": "blank",
     "none": "none",
     "nowhere": "nowhere",
-    "empty": "empty",
     "one": "digit",
     "many": "digits",
     "place": "row {row} column {column}",
-    "found": "{digit} {place}",
+    "found": "{digit} at {place}",
     "summary": "the sheet has {count} {noun} in a {frame} frame .",
     "extremes": "the largest is {largest} and the smallest is {smallest} .",
-    "line": "row {row} : {cells}",
+    "line": "row {row} : {digits}",
     "table_head": "row",
+    "table_cells": "cells",
     "table_total": "total",
     "comma": " , ",
     "semicolon": " ; ",
@@ -80,6 +81,8 @@ def answer(kind: str, cells: Grid, mark: int, *, row: int = 1, column: int = 1, 
             return _table(cells)
         case "mark":
             return _as_marked(cells, mark)
+        case "first":
+            return _as_first(cells, mark)
     raise ValueError(f"unknown kind of question {kind!r}; the kinds are {', '.join(KINDS)}")
 
 
@@ -91,37 +94,51 @@ def _as_marked(cells: Grid, mark: int) -> str:
         case "green":
             return _listing(_digits(cells))
         case "blue":
-            found = (PHRASES["found"].format(digit=d, place=place) for d, place in _places(cells))
-            return PHRASES["comma"].join(found) or PHRASES["nowhere"]
+            return _inventory(cells)
         case _:
             return _description(cells, mark)
 
 
+def _as_first(cells: Grid, mark: int) -> str:
+    """The first digit in reading order decides the format: up to 2 the count, up to 5 the digits, else their places."""
+    digits = _digits(cells)
+    if not digits or digits[0] <= 2:
+        return answer("count", cells, mark)
+    return _listing(digits) if digits[0] <= 5 else _inventory(cells)
+
+
+def _inventory(cells: Grid) -> str:
+    found = (PHRASES["found"].format(digit=d, place=place) for d, place in _places(cells))
+    return PHRASES["comma"].join(found) or PHRASES["nowhere"]
+
+
 def _description(cells: Grid, mark: int) -> str:
-    """A sentence on the whole, one on the extremes, then the rows; a row without digits is just "empty"."""
+    """A sentence on the whole, one on the extremes, then the rows that hold digits; a row tells only those."""
     digits = _digits(cells)
     noun = PHRASES["one" if len(digits) == 1 else "many"]
     sentences = [PHRASES["summary"].format(count=len(digits), noun=noun, frame=FRAMES[mark])]
     if digits:
         sentences.append(PHRASES["extremes"].format(largest=max(digits), smallest=min(digits)))
-    rows = (" ".join(map(_word, line)) if _digits([line]) else PHRASES["empty"] for line in cells)
-    lines = (PHRASES["line"].format(row=r, cells=row) for r, row in enumerate(rows, 1))
-    sentences.append(PHRASES["semicolon"].join(lines) + PHRASES["stop"])
+        lines = (PHRASES["line"].format(row=r, digits=_listing(row)) for r, row in _filled_rows(cells))
+        sentences.append(PHRASES["semicolon"].join(lines) + PHRASES["stop"])
     return " ".join(sentences)
 
 
 def _table(cells: Grid) -> str:
-    """A table with a head, the rows that hold a digit, and how many digits each row and each column has."""
+    """A table with a head, the rows that hold a digit with all their cells and their count, and the total."""
     total = PHRASES["table_total"]
-    lines = [[PHRASES["table_head"], *NUMBERS[1 : SIDE + 1], total]]
-    for r, line in enumerate(cells, 1):
-        count = len(_digits([line]))
-        if count:
-            lines.append([NUMBERS[r], *map(_word, line), NUMBERS[count]])
-    per_column = [len(_digits([column])) for column in zip(*cells, strict=True)]
-    lines.append([total, *(NUMBERS[n] for n in per_column), NUMBERS[sum(per_column)]])
+    lines = [[PHRASES["table_head"], PHRASES["table_cells"], total]]
+    lines += [
+        [NUMBERS[r], " ".join(map(_word, row)), NUMBERS[len(row) - row.count(BLANK)]] for r, row in _filled_rows(cells)
+    ]
+    lines.append([total, NUMBERS[len(_digits(cells))]])
     bar = PHRASES["bar"]
     return PHRASES["semicolon"].join(f"{bar.lstrip()}{bar.join(line)}{bar.rstrip()}" for line in lines)
+
+
+def _filled_rows(cells: Grid) -> list[tuple[int, list[int]]]:
+    """The rows with at least one digit, each with its number."""
+    return [(r, row) for r, row in enumerate(cells, 1) if _digits([row])]
 
 
 def _digits(cells: Grid) -> list[int]:
@@ -141,7 +158,8 @@ def _places(cells: Grid) -> list[tuple[int, str]]:
 
 
 def _listing(digits: Iterable[int]) -> str:
-    return " ".join(NUMBERS[d] for d in digits) or PHRASES["none"]
+    """The digits among these cells or digits; "none" where there are none."""
+    return " ".join(NUMBERS[d] for d in digits if d != BLANK) or PHRASES["none"]
 
 
 def _word(cell: int) -> str:

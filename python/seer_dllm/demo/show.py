@@ -16,7 +16,7 @@ from seer_dllm.demo.questions import KINDS
 from seer_dllm.demo.scoring import exact
 
 # Long and short answers from the start, however few sheets are asked for.
-SHOWN = ("describe", "places", "mark", "cell", "row", "table", "above", "count")
+SHOWN = ("describe", "places", "first", "row", "mark", "above", "table", "cell", "count")
 BARS = " ▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 64
 

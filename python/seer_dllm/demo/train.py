@@ -1,42 +1,99 @@
 """Train the demo model: `python -m seer_dllm.demo.train --out DIR --work DIR`.
 
-Two stages. The image tower first learns to name the digit of every cell (minutes); then tower, projector and language
-model learn the task together with the masked-diffusion loss of these models: every slot of the window is masked with
-probability t ~ U(0,1], cross-entropy over t, [EOS] padding trained like content (LLaDA, arXiv 2502.09992). Half of the
-batches see the prompt blind to the window, which is LaViDa's prefix mode, so that a prompt cache costs no accuracy.
+Two stages. First image tower and projector learn to tell what each image token shows and where it stands (minutes).
+Then the language model learns the task, at half-time joined by them, with the masked-diffusion loss of these models:
+every slot of the window is masked with probability t, cross-entropy over t, [EOS] padding trained like content (LLaDA,
+arXiv 2502.09992), masked copies in complementary pairs, half of the batches with a prompt blind to the window (LaViDa).
 
-The penalty on MLP activity (`--penalty`) is ours: at this size it is what makes activations go quiet on padding, the
-picture that the paper reports for untouched 8B models.
+The penalty on MLP activity is ours: at this size it is what makes activations go quiet on padding, the picture that the
+paper reports for untouched 8B models. It acts on all positions alike, prompt, answer and padding, and rests for the
+last fifth of the training.
 
-Seeded, and resumable from `--work` at any time; the weights written to `--out` are a running average (EMA).
+One process per core, each with its own rows, gradients averaged after every step; working weights in bfloat16, masters
+in float32. Seeded, and resumable from `--work` at any time; the weights written to `--out` are a running average (EMA).
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from seer_dllm.backbone import Backbone, Packing
-from seer_dllm.chat import prompt_ids
-from seer_dllm.checkpoint import save_checkpoint
+from seer_dllm.backbone import Backbone, KeyValues, Packing
+from seer_dllm.checkpoint import load_parts, save_checkpoint
 from seer_dllm.demo import data, vocabulary
+from seer_dllm.demo.batches import Batch, Batches, to_pixels
 from seer_dllm.demo.questions import SIDE
 from seer_dllm.families import find_family
-from seer_dllm.vision import IMAGE_PLACEHOLDER, VisionEncoder
+from seer_dllm.vision import VisionEncoder
 
-WINDOWS = (32, 64, 96, 128)
-WINDOW_ODDS = (0.15, 0.25, 0.3, 0.3)
-FULLY_MASKED = 0.25  # share of rows at t = 1: the step that the boundary is read from
-MIN_T = 0.02  # bounds the weight 1/t
+# Chosen on sheets of the training split; deep layers, because the early ones do not yet tell lengths apart well enough.
+PROFILE = {"probe_layers": [10, 11, 12, 13], "threshold": 0.01, "min_jump": 0.05, "margin": 4}
+EMBEDDING_STD = 0.2
+VISION_SHARE = 0.05  # of the rate; at the full rate an untaught language model ruins the tower within 500 steps
+TOKENS = 32.0  # the loss is a sum over this many tokens: a constant, so that no window length changes a token's weight
+
+
+def demo_config(tokenizer) -> tuple[dict, dict]:
+    """config.json and vision_config.json of the demo model, in LaViDa-LLaDA's keys."""
+    ids = {name: tokenizer.token_to_id(name) for name in (vocabulary.MASK, vocabulary.EOS)}
+    config = {
+        "architectures": ["LlavaLladaForMaskedDiffusion"], "model_type": "llava_llada",
+        "activation_type": "silu", "block_type": "llama", "layer_norm_type": "rms", "rope": True,
+        "d_model": 96, "n_layers": 16, "n_heads": 3, "n_kv_heads": 3, "mlp_hidden_size": 288,
+        "max_sequence_length": 1024, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "weight_tying": False,
+        "vocab_size": tokenizer.get_vocab_size(), "embedding_size": tokenizer.get_vocab_size(),
+        "mask_token_id": ids[vocabulary.MASK], "eos_token_id": ids[vocabulary.EOS], "pad_token_id": ids[vocabulary.EOS],
+        "image_aspect_ratio": "pad", "mm_hidden_size": 64, "mm_newline_position": "grid",
+        "mm_patch_merge_type": "spatial_unpad", "mm_projector_type": "mlp2x_gelu", "mm_spatial_pool_mode": "bilinear",
+        "mm_vision_select_layer": -2, "torch_dtype": "float16",
+    }  # fmt: skip
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_channels": 3, "image_size": data.PIXELS, "patch_size": 4,
+        "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "attention_dropout": 0.0,
+    }  # fmt: skip
+    return config, vision
+
+
+class DemoModel(nn.Module):
+    """The two trained parts, under the names that `save_checkpoint` expects."""
+
+    def __init__(self, config: dict, vision_config: dict) -> None:
+        super().__init__()
+        self.backbone = Backbone(find_family(config).read_config(config))
+        self.vision = VisionEncoder.from_config(config, vision_config)
+        width = self.backbone.config.hidden_size**-0.5
+        for name, module in self.backbone.named_modules():
+            if isinstance(module, nn.Linear):  # queries and keys twice as large, so that attention is not uniform
+                nn.init.normal_(module.weight, std=width if name.endswith(("q_proj", "k_proj")) else width / 2)
+        nn.init.normal_(self.backbone.embed.weight, std=EMBEDDING_STD)
+        depth = 1 / math.sqrt(2 * self.backbone.config.n_layers)
+        for layer in self.backbone.layers:
+            for proj in (layer.o_proj, layer.down_proj):
+                proj.weight.data.mul_(depth)
+
+    def compile(self) -> None:
+        """Fuse what lies between the matrix products; one compilation serves all layers."""
+        torch._dynamo.config.recompile_limit = 64  # window lengths x modes, all small and all reused
+        self.vision.encode_views = torch.compile(self.vision.encode_views, dynamic=False)
+        for layer in self.backbone.layers:
+            layer.attention = torch.compile(layer.attention, dynamic=False)
+            layer.mlp = torch.compile(layer.mlp, dynamic=False)
 
 
 class ActivityPenalty:
@@ -54,226 +111,249 @@ class ActivityPenalty:
         return torch.stack(self.terms).mean()
 
 
-def demo_config(tokenizer) -> tuple[dict, dict]:
-    """config.json and vision_config.json of the demo model, in LaViDa-LLaDA's keys."""
-    ids = {name: tokenizer.token_to_id(name) for name in (vocabulary.MASK, vocabulary.EOS)}
-    config = {
-        "architectures": ["LlavaLladaForMaskedDiffusion"], "model_type": "llava_llada",
-        "activation_type": "silu", "block_type": "llama", "layer_norm_type": "rms", "rope": True,
-        "d_model": 128, "n_layers": 8, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 384,
-        "max_sequence_length": 1024, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "weight_tying": False,
-        "vocab_size": tokenizer.get_vocab_size(), "embedding_size": tokenizer.get_vocab_size(),
-        "mask_token_id": ids[vocabulary.MASK], "eos_token_id": ids[vocabulary.EOS], "pad_token_id": ids[vocabulary.EOS],
-        "image_aspect_ratio": "pad", "mm_hidden_size": 64, "mm_newline_position": "grid",
-        "mm_patch_merge_type": "spatial_unpad", "mm_projector_type": "mlp2x_gelu", "mm_spatial_pool_mode": "bilinear",
-        "mm_vision_select_layer": -2, "torch_dtype": "float32",
-    }  # fmt: skip
-    vision = {
-        "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_channels": 3, "image_size": data.PIXELS, "patch_size": 4,
-        "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "attention_dropout": 0.0,
-    }  # fmt: skip
-    return config, vision
+def window_states(model: DemoModel, batch: Batch, probe: ActivityPenalty | None) -> Tensor:
+    """The last hidden states of all windows, `[n, k, w, H]`."""
+    backbone = model.backbone
+    n, k, w = batch.masked.shape
+    p = batch.prompt.shape[1]
+    features = model.vision.encode_views(batch.pixels.to(backbone.dtype))
+    size = features.shape[1]
+    prompt = backbone.embed(batch.prompt)
+    spliced = zip(prompt, features, batch.image_from, strict=True)
+    prompt = torch.stack([torch.cat((row[:at], image, row[at + size :])) for row, image, at in spliced])
+    window = backbone.embed(torch.where(batch.masked, backbone.config.mask_id, batch.answer[:, None]))
+    seen = torch.cat((batch.real[:, None].expand(n, k, p), torch.ones(n, k, w, dtype=torch.bool)), dim=2)
+    seen = seen.reshape(n * k, 1, 1, p + w)
+    if batch.blind:
+        prefix = KeyValues(Packing([p] * n))
+        backbone.run(prompt.flatten(0, 1), prefix.packing, keep=prefix, probe=probe, mask=batch.real[:, None, None])
+
+        def copies(t: Tensor) -> Tensor:
+            return t.view(n, 1, p, *t.shape[1:]).expand(n, k, p, *t.shape[1:]).flatten(0, 2)
+
+        past = KeyValues(Packing([p] * (n * k)), [(copies(key), copies(value)) for key, value in prefix.layers])
+        packing = Packing([w] * (n * k), offsets=[p] * (n * k))
+        hidden = backbone.run(window.flatten(0, 2), packing, past=past, probe=probe, mask=seen)
+        return hidden.view(n, k, w, -1)
+    rows = torch.cat((prompt[:, None].expand(n, k, p, -1), window), dim=2)
+    hidden = backbone.run(rows.flatten(0, 2), Packing([p + w] * (n * k)), probe=probe, mask=seen)
+    return hidden.view(n, k, p + w, -1)[:, :, p:]
 
 
-class DemoModel(nn.Module):
-    """The two trained parts, under the names that `save_checkpoint` expects."""
-
-    def __init__(self, config: dict, vision_config: dict) -> None:
-        super().__init__()
-        self.backbone = Backbone(find_family(config).read_config(config))
-        self.vision = VisionEncoder.from_config(config, vision_config)
-        for module in self.backbone.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-        for layer in self.vision.tower.layers:  # explicit float32 softmax is what inference needs, not training
-            layer.self_attn.config._attn_implementation = "sdpa"
-        depth = 1 / math.sqrt(2 * self.backbone.config.n_layers)
-        for layer in self.backbone.layers:
-            for proj in (layer.o_proj, layer.down_proj):
-                proj.weight.data.mul_(depth)
+def diffusion_loss(model: DemoModel, batch: Batch, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss to minimise, cross-entropy per fully masked slot, and the mean activity (0 where there is no penalty)."""
+    probe = ActivityPenalty() if penalty else None
+    hidden = window_states(model, batch, probe)
+    target = batch.answer[:, None].expand(batch.masked.shape)
+    losses = F.cross_entropy(
+        model.backbone.logits(hidden[batch.masked]).float(), target[batch.masked], reduction="none"
+    )
+    t = batch.t[:, :, None].expand(batch.masked.shape)[batch.masked]
+    loss = (losses / t).sum() / (TOKENS * batch.t.numel())
+    activity = probe.value() if probe else torch.zeros(())
+    return loss + penalty * activity, losses[t == 1].mean().detach(), activity.detach()
 
 
-def to_pixels(images: np.ndarray) -> Tensor:
-    """uint8 `[n, H, W, 3]` to the tower's float32 `[n, 3, H, W]` in [-1, 1]; sheets need no resizing."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+def cell_loss(model: DemoModel, head: nn.Linear, rng: np.random.Generator, sheets: int) -> tuple[Tensor, Tensor]:
+    """Each image token tells digit (or blank), row and column of its cell: loss, and the share of right digits."""
+    made = data.make_sheets(rng, sheets, "train")
+    tokens = model.vision.encode_views(to_pixels(data.draw_sheets(made)).to(head.weight.dtype))[:, :-1]
+    tokens = F.rms_norm(tokens, tokens.shape[-1:])  # as the language model's first layer sees them
+    side = math.isqrt(tokens.shape[1])
+    digit = torch.from_numpy(np.stack([sheet.cells for sheet in made])).long() + 1
+    digit = digit.repeat_interleave(side // SIDE, 1).repeat_interleave(side // SIDE, 2).flatten()
+    place = torch.arange(side * side)
+    row, column = (x.repeat(sheets) // (side // SIDE) for x in (place // side, place % side))
+    digits, rows, columns = head(tokens).flatten(0, 1).float().split((11, SIDE, SIDE), dim=-1)
+    loss = F.cross_entropy(digits, digit) + F.cross_entropy(rows, row) + F.cross_entropy(columns, column)
+    return loss, (digits.argmax(1) == digit).float().mean()
 
 
-class Batches:
-    """Rows of one total length: what a short question leaves over, its window gets."""
+class Masters:
+    """float32 masters of a bfloat16 module: takes its gradients, steps the optimizers, hands the weights back."""
 
-    def __init__(self, tokenizer, seed: int) -> None:
-        self.encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-        self.eot, self.eos, self.mask = (
-            tokenizer.token_to_id(t) for t in (vocabulary.EOT, vocabulary.EOS, vocabulary.MASK)
-        )
-        self.seed = seed
+    def __init__(self, module: nn.Module, world: int) -> None:
+        self.working = dict(module.named_parameters())
+        self.values = {name: nn.Parameter(p.detach().float()) for name, p in self.working.items()}
+        module.bfloat16()
+        self.grads = torch.zeros(sum(p.numel() for p in self.values.values()))
+        at = 0
+        for p in self.values.values():
+            p.grad = self.grads[at : at + p.numel()].view_as(p)
+            at += p.numel()
+        self.world = world
 
-    def draw(self, step: int, n: int, image_tokens: int) -> dict[str, Tensor]:
-        """Batch number `step`: equal seeds and numbers give equal batches, whatever ran before."""
-        rng = np.random.default_rng([self.seed, step])
-        images, questions, answers, _ = data.sample_batch(rng, n, "train")
-        prompts = [prompt_ids(self.encode, "lavida_llada", q, images=1, system=None) for q in questions]
-        window = int(rng.choice(WINDOWS, p=WINDOW_ODDS))
-        total = max(map(len, prompts)) - 1 + image_tokens + window
-        ids = np.full((n, total), self.eos, np.int64)
-        answer_from = np.zeros(n, np.int64)
-        for b, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            at = prompt.index(IMAGE_PLACEHOLDER)
-            ids[b, :at] = prompt[:at]
-            rest = prompt[at + 1 :]
-            answer_from[b] = at + image_tokens + len(rest)
-            ids[b, at + image_tokens : answer_from[b]] = rest
-            content = (self.encode(answer) + [self.eot])[: total - answer_from[b]]
-            ids[b, answer_from[b] : answer_from[b] + len(content)] = content
-        # Low-discrepancy t: one draw per stratum, so that a batch covers (0, 1] evenly.
-        t = np.maximum((rng.permutation(n) + rng.random(n)) / n, MIN_T)
-        t[: int(FULLY_MASKED * n)] = 1.0
-        in_window = np.arange(total) >= answer_from[:, None]
-        masked = in_window & (rng.random((n, total)) < t[:, None])
-        return {
-            "pixels": to_pixels(images), "ids": torch.from_numpy(ids), "masked": torch.from_numpy(masked),
-            "in_window": torch.from_numpy(in_window), "t": torch.from_numpy(t).float(),
-            "image_at": torch.tensor(prompts[0].index(IMAGE_PLACEHOLDER)), "blind": torch.tensor(bool(step % 2)),
-        }  # fmt: skip
+    def step(self, optimizers: list[torch.optim.Optimizer], clip: float = 1.0) -> None:
+        for name, p in self.working.items():
+            self.values[name].grad.copy_(p.grad) if p.grad is not None else self.values[name].grad.zero_()
+            p.grad = None
+        if self.world > 1:
+            dist.all_reduce(self.grads)
+            self.grads /= self.world
+        self.grads *= (clip / (self.grads.norm() + 1e-6)).clamp(max=1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        self.publish()
+
+    def publish(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.working.values()), list(self.values.values()))
 
 
-def diffusion_loss(model: DemoModel, batch: dict[str, Tensor], penalty: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss to minimise, its cross-entropy part and the mean activity."""
-    config = model.backbone.config
-    ids, masked = batch["ids"], batch["masked"]
-    n, total = ids.shape
-    hidden = model.backbone.embed(torch.where(masked, config.mask_id, ids))
-    features = model.vision.encode_views(batch["pixels"])
-    at = int(batch["image_at"])
-    hidden = torch.cat((hidden[:, :at], features.to(hidden.dtype), hidden[:, at + features.shape[1] :]), dim=1)
-    mask = None
-    if batch["blind"]:  # prompt tokens do not see the window
-        in_window = batch["in_window"]
-        mask = (in_window[:, :, None] | ~in_window[:, None, :])[:, None]
-    activity = ActivityPenalty()
-    hidden = model.backbone.run(hidden.flatten(0, 1), Packing([total] * n), probe=activity, mask=mask)
-    picked = masked.flatten()
-    losses = F.cross_entropy(model.backbone.logits(hidden[picked]).float(), ids.flatten()[picked], reduction="none")
-    weights = (1 / (batch["t"] * batch["in_window"].sum(1)))[:, None].expand(n, total).flatten()[picked]
-    ce = (losses * weights).sum() / n
-    return ce + penalty * activity.value(), ce.detach(), activity.value().detach()
+def make_optimizers(masters: Masters, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for all else; `share` of each group is its part of the rate."""
+    groups: dict[str, list[nn.Parameter]] = {"matrices": [], "others": [], "vision": []}
+    for name, p in masters.values.items():
+        matrix = name.startswith("backbone.layers.") and p.dim() == 2
+        groups["vision" if name.startswith("vision.") else "matrices" if matrix else "others"].append(p)
+    muon = torch.optim.Muon(
+        [{"params": groups["matrices"], "share": 1.0}],
+        lr=lr, weight_decay=0.02, momentum=0.95, adjust_lr_fn="match_rms_adamw",
+    )  # fmt: skip
+    adamw = torch.optim.AdamW(
+        [{"params": groups["others"], "share": 1.0}, {"params": groups["vision"], "share": VISION_SHARE}],
+        lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True,
+    )  # fmt: skip
+    return [muon, adamw]
 
 
-def train_tower(model: DemoModel, steps: int, seed: int, bf16: bool, batch: int = 64) -> None:
-    """Teach the tower to name what each cell holds; the small head that reads it out is thrown away."""
-    head = nn.Linear(model.backbone.config.hidden_size, 11)
-    optimizer = torch.optim.AdamW([*model.vision.parameters(), *head.parameters()], lr=2e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
-    bar = tqdm(range(steps), desc="tower", mininterval=5)
+def train_tower(model: DemoModel, args: argparse.Namespace, rank: int) -> None:
+    """Tower and projector, read out by a small head that is thrown away."""
+    head = nn.Linear(model.backbone.config.hidden_size, 11 + 2 * SIDE)
+    trained = nn.ModuleDict({"vision": model.vision, "head": head})
+    masters = Masters(trained, args.processes)
+    optimizer = torch.optim.AdamW(masters.values.values(), lr=2e-3, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=args.tower_steps)
+    bar = tqdm(range(args.tower_steps), desc="tower", mininterval=5, disable=rank > 0)
     for step in bar:
-        rng = np.random.default_rng([seed, 1, step])
-        sheets = data.make_sheets(rng, batch, "train")
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            features = model.vision.encode_views(to_pixels(data.draw_sheets(sheets)))[:, :-1]  # without the newline
-        features = features.float()
-        side = math.isqrt(features.shape[1])
-        cells = F.avg_pool2d(features.transpose(1, 2).unflatten(2, (side, side)), side // SIDE)  # [n, H, 4, 4]
-        logits = head(cells.flatten(2).transpose(1, 2)).flatten(0, 1)
-        target = torch.from_numpy(np.stack([s.cells for s in sheets])).long().flatten() + 1
-        loss = F.cross_entropy(logits, target)
-        optimizer.zero_grad(set_to_none=True)
+        loss, right = cell_loss(model, head, np.random.default_rng([args.seed, 1, step, rank]), 32)
         loss.backward()
-        optimizer.step()
+        masters.step([optimizer])
         schedule.step()
-        if step % 50 == 0:
-            bar.set_postfix(loss=f"{loss.item():.3f}", right=f"{(logits.argmax(1) == target).float().mean():.3f}")
+        if step % 50 == 49:
+            bar.set_postfix(loss=f"{loss.item():.3f}", right=f"{right:.3f}")
+    with torch.no_grad():  # what follows starts from the masters, not from their rounded copies
+        for name, p in model.vision.named_parameters():
+            p.data = masters.values[f"vision.{name}"].detach().clone()
+        sheets = data.make_sheets(np.random.default_rng(args.seed), 64, "train")
+        size = model.vision.encode_views(to_pixels(data.draw_sheets(sheets))).square().mean().sqrt()
+        for p in model.vision.projector[-1].parameters():  # the language model shall be able to add to what it is given
+            p.mul_(EMBEDDING_STD / size)
 
 
-def train(args: argparse.Namespace) -> None:
+def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
+    """One of `args.processes` equal processes; `meeting` is a file they meet at."""
+    torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    if args.processes > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=args.processes)
     torch.manual_seed(args.seed)
-    torch.set_num_threads(args.threads)
     tokenizer = vocabulary.build_tokenizer()
     config, vision_config = demo_config(tokenizer)
     model = DemoModel(config, vision_config)
-    args.work.mkdir(parents=True, exist_ok=True)
     state_file = args.work / "state.pt"
-
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.02},
-            {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-        ],
-        lr=args.lr, betas=(0.9, 0.98), fused=True,
-    )  # fmt: skip
+    state = torch.load(state_file, weights_only=True) if state_file.exists() else None
+    if not args.eager:
+        model.compile()
+    if args.start is not None:
+        _, _, backbone, vision = load_parts(args.start, torch.float32, "cpu")
+        model.backbone.load_state_dict(backbone.state_dict())
+        model.vision.load_state_dict(vision.state_dict())
+    elif state is None:
+        train_tower(model, args, rank)
+    masters = Masters(model, args.processes)
+    optimizers = make_optimizers(masters, args.lr)
+    average = {name: p.detach().clone() for name, p in masters.values.items()}
     start = 0
-    if state_file.exists():
-        state = torch.load(state_file, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+    if state is not None:
         start = state["step"]
-    else:
-        train_tower(model, args.tower_steps, args.seed, args.bf16)
-    average = copy.deepcopy(model).requires_grad_(False)
-    if start:
-        average.load_state_dict(state["average"])
-
-    batches = Batches(tokenizer, args.seed)
-    log = (args.work / "log.jsonl").open("a")
+        with torch.no_grad():
+            for name, p in masters.values.items():
+                p.copy_(state["model"][name])
+        average = state["average"]
+        for optimizer, held in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(held)
+        masters.publish()
 
     def save(step: int) -> None:
         held = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "average": average.state_dict(),
-            "step": step,
-        }
+            "model": {name: p.detach() for name, p in masters.values.items()}, "average": average, "step": step,
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        }  # fmt: skip
         torch.save(held, state_file.with_suffix(".tmp"))
         state_file.with_suffix(".tmp").replace(state_file)  # a stop while writing loses nothing
-        save_checkpoint(
-            args.out, config, vision_config, average.backbone, average.vision, tokenizer, profile=args.profile
-        )
+        export(args, config, vision_config, average, tokenizer)
 
-    with torch.no_grad():
-        image_tokens = model.vision.encode_views(torch.zeros(1, 3, data.PIXELS, data.PIXELS)).shape[1]
-    bar = tqdm(range(start, args.steps), initial=start, total=args.steps, desc="task", mininterval=10)
+    if rank == 0 and state is None:
+        save(0)
+    image_tokens = model.vision.processor.n_image_tokens(data.PIXELS, data.PIXELS)
+    batches = Batches(tokenizer, image_tokens, args.seed)
+    log = (args.work / "log.jsonl").open("a")
+    bar = tqdm(range(start, args.steps), initial=start, total=args.steps, desc="task", mininterval=10, disable=rank > 0)
     for step in bar:
-        warm = min(1.0, (step + 1) / 200)
-        # Constant, then linear decay over the last 45 %: --steps may be changed until the decay has begun.
-        rate = args.lr * warm * min(1.0, (args.steps - step) / (0.45 * args.steps))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = batches.draw(step, args.batch, image_tokens)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-            loss, ce, activity = diffusion_loss(model, batch, args.penalty)
-        optimizer.zero_grad(set_to_none=True)
+        share = step / args.steps
+        # Constant, then a linear decay: --steps may be changed until the decay has begun.
+        rate = min(1.0, (step + 1) / 200, (1 - share) / args.decay)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = args.lr * rate * group["share"]
+        model.vision.requires_grad_(share >= args.vision_from)
+        penalty = args.penalty if args.penalty_from <= share < args.penalty_until else 0.0
+        loss, ce, activity = diffusion_loss(model, batches.draw(step, rank), penalty)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        decay = min(args.ema, (step + 1) / (step + 10))
+        masters.step(optimizers)
         with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-        if step % 50 == 49:
+            decay = min(args.ema, (step + 1) / (step + 10))
+            torch._foreach_lerp_(list(average.values()), list(masters.values.values()), 1 - decay)
+        if rank == 0 and step % 20 == 19:
             bar.set_postfix(ce=f"{ce:.3f}", activity=f"{activity:.4f}")
             log.write(json.dumps({"step": step + 1, "ce": ce.item(), "activity": activity.item()}) + "\n")
             log.flush()
-        if step % args.save_every == args.save_every - 1 or step == args.steps - 1:
+        if rank == 0 and (step % args.save_every == args.save_every - 1 or step == args.steps - 1):
             save(step + 1)
 
 
-def main() -> None:
+def export(args: argparse.Namespace, config: dict, vision_config: dict, weights: dict[str, Tensor], tokenizer) -> None:
+    """Write the checkpoint folder, in float16: half the size, and finer than the bfloat16 it was trained in."""
+    model = DemoModel(config, vision_config)
+    model.load_state_dict(weights)
+    model.half()
+    save_checkpoint(args.out, config, vision_config, model.backbone, model.vision, tokenizer, profile=PROFILE)
+
+
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--work", type=Path, required=True, help="folder for the state that training resumes from")
-    parser.add_argument("--steps", type=int, default=8600)
-    parser.add_argument("--tower-steps", type=int, default=1200)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--ema", type=float, default=0.998)
+    parser.add_argument("--start", type=Path, help="checkpoint folder to start from, instead of from nothing")
+    parser.add_argument("--steps", type=int, default=20000)
+    parser.add_argument(
+        "--decay", type=float, default=0.4, help="last share of the steps, over which the rate falls to 0"
+    )
+    parser.add_argument("--tower-steps", type=int, default=3000)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--ema", type=float, default=0.999)
     parser.add_argument("--penalty", type=float, default=0.5, help="weight of the mean MLP activity in the loss")
+    parser.add_argument("--vision-from", type=float, default=0.5, help="share of the steps from which vision learns on")
+    parser.add_argument("--penalty-from", type=float, default=0.0, help="share of the steps where the penalty begins")
+    parser.add_argument("--penalty-until", type=float, default=0.8, help="share of the steps where it ends")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--save-every", type=int, default=250)
-    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    args = parser.parse_args()
-    # On 400 training sheets at window 128, 2 boundaries lay before the true end, and 1 with this margin added.
-    args.profile = {"margin": 4}
-    train(args)
+    parser.add_argument("--eager", action="store_true", help="do not compile; pays for a few steps only")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--save-every", type=int, default=500)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = make_parser().parse_args(argv)
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.processes == 1:
+        train(0, args, "")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # daemons end with their parent, if it ends in order
+        mp.spawn(train, (args, f"{folder}/meeting"), nprocs=args.processes, daemon=True)
 
 
 if __name__ == "__main__":
