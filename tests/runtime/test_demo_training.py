@@ -95,7 +95,7 @@ def test_training_computes_what_inference_computes(model, batches, blind):
     batch = draw(batches, blind)
     backbone = model.backbone
     with torch.no_grad():
-        states = train.window_states(model, batch, None)
+        early, states = train.window_states(model, batch, None, (2, 16))
         features = model.vision.encode_views(batch.pixels)
         for i in range(len(batch.prompt)):
             ids = batch.prompt[i][batch.real[i]]
@@ -108,10 +108,14 @@ def test_training_computes_what_inference_computes(model, batches, blind):
                     past = KeyValues(Packing([len(prompt)]))
                     backbone.run(prompt, past.packing, keep=past)
                     packing = Packing([len(window)], offsets=[len(prompt)])
-                    expected = backbone.run(backbone.embed(window), packing, past=past)
+                    first = backbone.run(backbone.embed(window), packing, 0, 2, past=past)
+                    expected = backbone.run(first, packing, 2, past=past)
                 else:
                     rows = torch.cat((prompt, backbone.embed(window)))
-                    expected = backbone.run(rows, Packing([len(rows)]))[len(prompt) :]
+                    packing = Packing([len(rows)])
+                    first = backbone.run(rows, packing, 0, 2)
+                    expected = backbone.run(first, packing, 2)[len(prompt) :]
+                torch.testing.assert_close(early[i, k], first[-len(window) :], rtol=1e-4, atol=1e-4)
                 torch.testing.assert_close(states[i, k], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -120,7 +124,7 @@ def test_the_loss_by_hand(model, batches):
     batch = draw(batches, False)
     with torch.no_grad():
         loss, fully_masked, activity = train.diffusion_loss(model, batch, 2.0)
-        states = train.window_states(model, batch, None)
+        (states,) = train.window_states(model, batch, None, (16,))
         log_p = model.backbone.logits(states.flatten(0, 2)).double().log_softmax(-1).view(*states.shape[:3], -1)
     total, slots = 0.0, []
     for i, k, j in batch.masked.nonzero().tolist():
@@ -132,6 +136,17 @@ def test_the_loss_by_hand(model, batches):
     assert float(activity) > 0
     assert float(loss) == pytest.approx(expected, rel=1e-5)
     assert float(fully_masked) == pytest.approx(np.mean(slots), rel=1e-5)
+
+
+def test_the_early_loss_reads_the_states_behind_the_probe_layers(model, batches):
+    batch = draw(batches, True)
+    with torch.no_grad():
+        plain, early = (float(train.diffusion_loss(model, batch, 0.0, weight)[0]) for weight in (0.0, 0.5))
+        (states,) = train.window_states(model, batch, None, (7,))
+        log_p = model.backbone.logits(states[batch.masked]).double().log_softmax(-1)
+    target, t = (x.expand(batch.masked.shape)[batch.masked] for x in (batch.answer[:, None], batch.t[:, :, None]))
+    nll = -log_p.gather(1, target[:, None])[:, 0] / t
+    assert early - plain == pytest.approx(0.5 * float(nll.sum()) / (train.TOKENS * batch.t.numel()), rel=1e-4)
 
 
 def test_cell_targets_name_digit_row_and_column():

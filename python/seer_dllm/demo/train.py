@@ -44,6 +44,7 @@ from seer_dllm.vision import VisionEncoder
 # Chosen on sheets of the training split; deep layers, because the early ones do not yet tell lengths apart well enough.
 PROFILE = {"probe_layers": [10, 11, 12, 13], "threshold": 0.01, "min_jump": 0.05, "margin": 4}
 EMBEDDING_STD = 0.2
+EARLY_EXIT = 7  # the layer behind the probe layers 3 to 6
 VISION_SHARE = 0.05  # of the rate; at the full rate an untaught language model ruins the tower within 500 steps
 TOKENS = 32.0  # the loss is a sum over this many tokens: a constant, so that no window length changes a token's weight
 
@@ -111,8 +112,8 @@ class ActivityPenalty:
         return torch.stack(self.terms).mean()
 
 
-def window_states(model: DemoModel, batch: Batch, probe: ActivityPenalty | None) -> Tensor:
-    """The last hidden states of all windows, `[n, k, w, H]`."""
+def window_states(model: DemoModel, batch: Batch, probe: ActivityPenalty | None, stops: Sequence[int]) -> list[Tensor]:
+    """Hidden states of all windows, `[n, k, w, H]`, before each of the layers `stops` (ascending; may be the depth)."""
     backbone = model.backbone
     n, k, w = batch.masked.shape
     p = batch.prompt.shape[1]
@@ -124,6 +125,7 @@ def window_states(model: DemoModel, batch: Batch, probe: ActivityPenalty | None)
     window = backbone.embed(torch.where(batch.masked, backbone.config.mask_id, batch.answer[:, None]))
     seen = torch.cat((batch.real[:, None].expand(n, k, p), torch.ones(n, k, w, dtype=torch.bool)), dim=2)
     seen = seen.reshape(n * k, 1, 1, p + w)
+    past = None
     if batch.blind:
         prefix = KeyValues(Packing([p] * n))
         backbone.run(prompt.flatten(0, 1), prefix.packing, keep=prefix, probe=probe, mask=batch.real[:, None, None])
@@ -132,26 +134,35 @@ def window_states(model: DemoModel, batch: Batch, probe: ActivityPenalty | None)
             return t.view(n, 1, p, *t.shape[1:]).expand(n, k, p, *t.shape[1:]).flatten(0, 2)
 
         past = KeyValues(Packing([p] * (n * k)), [(copies(key), copies(value)) for key, value in prefix.layers])
-        packing = Packing([w] * (n * k), offsets=[p] * (n * k))
-        hidden = backbone.run(window.flatten(0, 2), packing, past=past, probe=probe, mask=seen)
-        return hidden.view(n, k, w, -1)
-    rows = torch.cat((prompt[:, None].expand(n, k, p, -1), window), dim=2)
-    hidden = backbone.run(rows.flatten(0, 2), Packing([p + w] * (n * k)), probe=probe, mask=seen)
-    return hidden.view(n, k, p + w, -1)[:, :, p:]
+        packing, rows = Packing([w] * (n * k), offsets=[p] * (n * k)), window
+    else:
+        packing, rows = Packing([p + w] * (n * k)), torch.cat((prompt[:, None].expand(n, k, p, -1), window), dim=2)
+    states, hidden = [], rows.flatten(0, 2)
+    for start, stop in zip((0, *stops), stops, strict=False):
+        hidden = backbone.run(hidden, packing, start, stop, past=past, probe=probe, mask=seen)
+        states.append(hidden.view(n, k, -1, hidden.shape[-1])[:, :, -w:])
+    return states
 
 
-def diffusion_loss(model: DemoModel, batch: Batch, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss to minimise, cross-entropy per fully masked slot, and the mean activity (0 where there is no penalty)."""
+def diffusion_loss(model: DemoModel, batch: Batch, penalty: float, early: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss to minimise, cross-entropy per fully masked slot, and the mean activity (0 where there is no penalty).
+
+    early: weight of the same cross-entropy read off before layer `EARLY_EXIT`, through the model's own norm and head.
+    """
     probe = ActivityPenalty() if penalty else None
-    hidden = window_states(model, batch, probe)
-    target = batch.answer[:, None].expand(batch.masked.shape)
-    losses = F.cross_entropy(
-        model.backbone.logits(hidden[batch.masked]).float(), target[batch.masked], reduction="none"
-    )
+    depth = model.backbone.config.n_layers
+    target = batch.answer[:, None].expand(batch.masked.shape)[batch.masked]
     t = batch.t[:, :, None].expand(batch.masked.shape)[batch.masked]
-    loss = (losses / t).sum() / (TOKENS * batch.t.numel())
+    total = torch.zeros(())
+    for weight, hidden in zip(
+        (early, 1.0) if early else (1.0,),
+        window_states(model, batch, probe, (EARLY_EXIT, depth) if early else (depth,)),
+        strict=True,
+    ):
+        losses = F.cross_entropy(model.backbone.logits(hidden[batch.masked]).float(), target, reduction="none")
+        total = total + weight * (losses / t).sum() / (TOKENS * batch.t.numel())
     activity = probe.value() if probe else torch.zeros(())
-    return loss + penalty * activity, losses[t == 1].mean().detach(), activity.detach()
+    return total + penalty * activity, losses[t == 1].mean().detach(), activity.detach()
 
 
 def cell_loss(model: DemoModel, head: nn.Linear, rng: np.random.Generator, sheets: int) -> tuple[Tensor, Tensor]:
@@ -300,7 +311,7 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
                 group["lr"] = args.lr * rate * group["share"]
         model.vision.requires_grad_(share >= args.vision_from)
         penalty = args.penalty if args.penalty_from <= share < args.penalty_until else 0.0
-        loss, ce, activity = diffusion_loss(model, batches.draw(step, rank), penalty)
+        loss, ce, activity = diffusion_loss(model, batches.draw(step, rank), penalty, args.early)
         loss.backward()
         masters.step(optimizers)
         with torch.no_grad():
@@ -336,6 +347,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ema", type=float, default=0.999)
     parser.add_argument("--penalty", type=float, default=0.5, help="weight of the mean MLP activity in the loss")
     parser.add_argument("--vision-from", type=float, default=0.5, help="share of the steps from which vision learns on")
+    parser.add_argument("--early", type=float, default=0.0, help="weight of the loss read off behind the probe layers")
     parser.add_argument("--penalty-from", type=float, default=0.0, help="share of the steps where the penalty begins")
     parser.add_argument("--penalty-until", type=float, default=0.8, help="share of the steps where it ends")
     parser.add_argument("--seed", type=int, default=0)
