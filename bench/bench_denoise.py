@@ -87,7 +87,7 @@ def safety(run: Run, stock: Run) -> str:
 
 def oracle_config(config: GenerationConfig, useful: int) -> GenerationConfig:
     """Settings of a window that just holds an answer and its end, with the tokens per step of the full one."""
-    window, block = kept_window(useful + 1, config, margin=0)
+    window, block = kept_window(min(useful + 1, config.window), config, margin=0)
     steps = window // block * max(1, round(config.steps * block / config.window))
     return replace(config, window=window, block=block, steps=steps)
 

@@ -144,7 +144,8 @@ def attend(
     Args:
         q: `[T, heads, D]`; k, v: `[T, kv_heads, D]`, laid out by `packing`.
         past: cached keys and values `[T', kv_heads, D]`, laid out by `past_packing` (as many rows).
-        mask: bool `[B, 1, L, L]`, True where a query sees a key; only for rows of one length (training).
+        mask: bool, broadcast to `[B, heads, queries, keys]` with the cached keys first, True where a query sees a key;
+            only for rows of one length (training).
     Returns:
         `[T, heads * D]`.
     """

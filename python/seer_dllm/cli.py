@@ -31,9 +31,7 @@ def make_parser() -> Parser:
     demo.add_argument("--plot", type=Path, metavar="FILE", help="draw the sparsity curves (needs matplotlib)")
 
     evaluate = commands.add_parser("eval-demo", help="the demo model's evaluation: stock, Seer and the controls")
-    evaluate.add_argument(
-        "--full", action="store_true", help="the whole grid of settings (about two hours on two cores)"
-    )
+    evaluate.add_argument("--full", action="store_true", help="the whole grid of settings, and more questions")
     evaluate.add_argument("--model", type=Path, metavar="DIR", help="another demo checkpoint (default: the embedded)")
     evaluate.add_argument(
         "--out",

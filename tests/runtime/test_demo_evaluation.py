@@ -72,7 +72,7 @@ def test_records_of_other_weights_are_refused(tmp_path, small_plan, capsys):
     file = tmp_path / "answers.jsonl"
     file.write_text(json.dumps({"model": "another", "seed": 1}) + "\n")
     assert main(["eval-demo", "--out", str(tmp_path)]) == 2
-    assert "must belong to these weights" in capsys.readouterr().err
+    assert "must belong to this model" in capsys.readouterr().err
     assert len(file.read_text().splitlines()) == 1
 
 

@@ -46,9 +46,7 @@ class Batches:
     """
 
     def __init__(self, tokenizer, image_tokens: int, seed: int, budget: int = 4096) -> None:
-        self.eot, self.eos, self.mask = (
-            tokenizer.token_to_id(t) for t in (vocabulary.EOT, vocabulary.EOS, vocabulary.MASK)
-        )
+        self.eot, self.eos = (tokenizer.token_to_id(t) for t in (vocabulary.EOT, vocabulary.EOS))
         encode = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids))
         self.encode = encode
         self.prompt_of = lru_cache(maxsize=4096)(

@@ -30,7 +30,7 @@ RUNS = {"stock": None, "carry": Truncation(step0="carry"), "restart": Truncation
 
 @dataclass(frozen=True)
 class Setting:
-    """What a question is asked with; `steps` and `block` in tokens of the window."""
+    """What a question is asked with: slots of the window, steps over all of it, slots of a block, and the cache."""
 
     window: int
     steps: int
@@ -126,7 +126,7 @@ def read(file: Path, signature: str) -> list[Record]:
     """The records of an earlier call. A half-written last line, left by a stop, is dropped from the file.
 
     Raises:
-        ValueError: the file belongs to other weights or holds something else.
+        ValueError: the file belongs to other weights, another profile or other questions, or holds something else.
     """
     if not file.exists():
         return []
@@ -135,7 +135,7 @@ def read(file: Path, signature: str) -> list[Record]:
     try:
         head, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
         if head is not None and head["model"] != signature:
-            raise ValueError(f"out {str(file)!r} must belong to these weights ({signature}), got {head['model']}")
+            raise ValueError(f"out {str(file)!r} must belong to this model ({signature}), got {head['model']}")
         records = [Record(**{**line, "setting": Setting(**line["setting"])}) for line in lines]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"out {str(file)!r} must hold records of this command: {error}") from None
@@ -147,7 +147,7 @@ def read(file: Path, signature: str) -> list[Record]:
 def evaluate(folder: Path, file: Path, full: bool) -> tuple[list[Record], Model]:
     """Run what of the plan is missing in `file`, and return all its records."""
     model = load(folder)
-    signature = weights_signature(model)
+    signature = f"{weights_signature(model)}; {model.profile}; questions of seed {SEED}"
     records = read(file, signature)
     tasks = plan(full)
     most = max(task.questions for task in tasks)
@@ -157,7 +157,7 @@ def evaluate(folder: Path, file: Path, full: bool) -> tuple[list[Record], Model]
     missing = [(t, [i for i in range(t.questions) if (t.setting, t.run, i) not in done]) for t in tasks]
     with file.open("a") as out, tqdm(total=sum(len(m) for _, m in missing), desc="answers", mininterval=1) as bar:
         if file.stat().st_size == 0:
-            out.write(json.dumps({"model": signature, "seed": SEED}) + "\n")
+            out.write(json.dumps({"model": signature}) + "\n")
         for task, indices in missing:
             bar.set_postfix_str(f"{task.run}: {task.setting}")
             for record in answer(model, task, indices, asked):

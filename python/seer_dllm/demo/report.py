@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from seer_dllm.demo import data
-from seer_dllm.demo.evaluate import BASE, WINDOWS, Record, Setting
+from seer_dllm.demo.evaluate import BASE, RUNS, WINDOWS, Record, Setting
 from seer_dllm.demo.questions import KINDS
 from seer_dllm.demo.scoring import CutCounts
 
@@ -30,7 +30,7 @@ def report(records: Sequence[Record], encode) -> str:
 
 def select(records: Iterable[Record], setting: Setting) -> dict[str, list[Record]]:
     """The records of a setting by run, each in order of the questions."""
-    chosen: dict[str, list[Record]] = {"stock": [], "carry": [], "restart": []}
+    chosen: dict[str, list[Record]] = {run: [] for run in RUNS}
     for record in records:
         if record.setting == setting:
             chosen[record.run].append(record)
@@ -163,14 +163,14 @@ def correlations(records: Sequence[Record]) -> str:
         value = np.corrcoef(need, boundary)[0, 1] if boundary.std() else float("nan")
         span = f"{need.min():.0f}-{need.max():.0f}"
         off = np.quantile(boundary - need, [0.05, 0.5, 0.95])
-        rows.append([kind, len(found), span, f"{value:.3f}", ", ".join(f"{v:+.0f}" for v in off)])
+        rows.append([kind, len(found), span, decimal(value), ", ".join(f"{v:+.0f}" for v in off)])
     return markdown(["wording", "questions", "tokens needed", "correlation", "boundary minus need, 5/50/95 %"], rows)
 
 
 def same_answers(records: Sequence[Record]) -> str:
     """Answers of one question in windows of different lengths that all hold the right answer."""
     rows = []
-    for run in ("stock", "carry", "restart"):
+    for run in RUNS:
         by_window = {s.window: {r.index: r for r in select(records, s)[run]} for s in WINDOWS}
         for windows in ((64, 128, 256), (128, 256)):
             shared = set.intersection(*(set(by_window[w]) for w in windows))

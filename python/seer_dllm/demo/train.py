@@ -45,7 +45,7 @@ from seer_dllm.vision import VisionEncoder
 PROFILE = {"probe_layers": [10, 11, 12, 13], "threshold": 0.01, "min_jump": 0.05, "margin": 4}
 EMBEDDING_STD = 0.2
 EARLY_EXIT = 7  # the layer behind the probe layers 3 to 6
-VISION_SHARE = 0.05  # of the rate; at the full rate an untaught language model ruins the tower within 500 steps
+VISION_SHARE = 0.05  # of the rate; at the full rate an untaught language model had ruined the tower after 700 steps
 TOKENS = 32.0  # the loss is a sum over this many tokens: a constant, so that no window length changes a token's weight
 
 
