@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from seer_dllm.backbone import Backbone
 from seer_dllm.chat import prompt_ids
-from seer_dllm.checkpoint import DTYPES, load_parts, read_json
-from seer_dllm.config import GenerationConfig, Profile, Truncation, from_mapping
+from seer_dllm.checkpoint import DTYPES, load_parts
+from seer_dllm.config import GenerationConfig, Profile, Truncation, from_mapping, read_json
 from seer_dllm.denoise import OnStep, denoise
 from seer_dllm.detection import check_profile, last_fixed, why_not
 from seer_dllm.families import Family
 from seer_dllm.row import Row
+from seer_dllm.text import TextTokenizer, load_tokenizer
 from seer_dllm.vision import IMAGE_PLACEHOLDER, VisionEncoder, open_image, splice_image
 from seer_ext import info
 
@@ -72,7 +72,7 @@ class Model:
     family: Family
     backbone: Backbone
     vision: VisionEncoder | None
-    tokenizer: Tokenizer | None
+    tokenizer: TextTokenizer | None
     end_ids: tuple[int, ...]
     profile: Profile
     system_prompt: str | None = "default"
@@ -80,7 +80,7 @@ class Model:
     def encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise ValueError("checkpoint must hold tokenizer.json to turn text into tokens, it has none")
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.tokenizer.encode(text)
 
     @torch.inference_mode()
     def embed_prompt(self, text: str, images: Sequence = ()) -> Tensor:
@@ -117,7 +117,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
         dtype: "float32", "bfloat16" or "float16" (or the torch dtype).
     Raises:
         FileNotFoundError: the folder, config.json or weight files are missing.
-        ValueError: unknown family, missing or misshapen tensors, pickle weights, unknown dtype or device.
+        ValueError: unknown family, missing or misshapen tensors, pickle weights, a tokenizer that is broken or needs
+            code of the folder, unknown dtype or device.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -131,7 +132,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
     device = _checked_device(device)
     family, raw, backbone, vision = load_parts(folder, dtype, device)
     ours = read_json(folder / "seer.json") if (folder / "seer.json").is_file() else {}
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if (folder / "tokenizer.json").is_file() else None
+    tokenizer = load_tokenizer(folder)
     end_ids = [backbone.config.eos_id]
     if tokenizer is not None:
         end_ids += [tokenizer.token_to_id(token) for token in ours.get("end_tokens", ["<|eot_id|>"])]

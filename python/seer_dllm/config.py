@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 SCHEDULES = ("even", "linear", "shift", "cosine", "logit_normal")
@@ -11,6 +13,19 @@ COMMIT_RULES = ("low_confidence", "margin", "entropy", "random")
 CACHES = ("none", "prompt")
 STEP0 = ("carry", "restart")
 STEPS_POLICIES = ("rescale", "keep")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. FileNotFoundError or ValueError name the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path.parent} must hold {path.name}, which is missing")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be a JSON file: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, got a {type(value).__name__}")
+    return value
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -68,8 +83,10 @@ class ModelConfig:
             check_positive(name, getattr(self, name))
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads must be a multiple of n_kv_heads={self.n_kv_heads}, got {self.n_heads}")
+        for name in ("rope_theta", "norm_eps"):
+            check_number(name, getattr(self, name), 0.0)
         for name in ("mask_id", "eos_id"):
-            if not 0 <= getattr(self, name) < self.vocab_size:
+            if not isinstance(getattr(self, name), int) or not 0 <= getattr(self, name) < self.vocab_size:
                 raise ValueError(f"{name} must be in [0, vocab_size={self.vocab_size}), got {getattr(self, name)}")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seer_dllm.config import ModelConfig
+from seer_dllm.config import ModelConfig, check_positive
 
 # Ours -> theirs; `{i}` is the layer. The references' two `ff_out` are the head (top) and the down projection (block).
 LLADA_NAMES = {
@@ -27,7 +27,23 @@ LLADA_NAMES = {
     "layers.{i}.down_proj.weight": "model.transformer.blocks.{i}.ff_out.weight",
 }
 
-# Settings of the reference's model file that the native backbone implements one way only.
+# The same model under Llama's names (LLaDA-V).
+LLAMA_NAMES = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+    "layers.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",
+    "layers.{i}.q_proj.weight": "model.layers.{i}.self_attn.q_proj.weight",
+    "layers.{i}.k_proj.weight": "model.layers.{i}.self_attn.k_proj.weight",
+    "layers.{i}.v_proj.weight": "model.layers.{i}.self_attn.v_proj.weight",
+    "layers.{i}.o_proj.weight": "model.layers.{i}.self_attn.o_proj.weight",
+    "layers.{i}.mlp_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    "layers.{i}.gate_proj.weight": "model.layers.{i}.mlp.gate_proj.weight",
+    "layers.{i}.up_proj.weight": "model.layers.{i}.mlp.up_proj.weight",
+    "layers.{i}.down_proj.weight": "model.layers.{i}.mlp.down_proj.weight",
+}
+
+# Settings of the references' model files that the native backbone implements one way only.
 LLADA_FIXED = {
     "activation_type": "silu",
     "alibi": False,
@@ -39,36 +55,72 @@ LLADA_FIXED = {
     "rope": True,
     "scale_logits": False,
 }
+LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None}
+
+# `ModelConfig` field -> key of config.json; those that a config must give, then those with a default.
+LLADA_KEYS = {
+    "hidden_size": "d_model",
+    "n_heads": "n_heads",
+    "n_layers": "n_layers",
+    "intermediate_size": "mlp_hidden_size",
+    "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps",
+    "vocab_size": "vocab_size",
+    "mask_id": "mask_token_id",
+    "eos_id": "eos_token_id",
+}
+LLADA_OPTIONAL = {
+    # The embedding may have more rows than the tokenizer has words.
+    "vocab_size": "embedding_size",
+    "n_kv_heads": "n_kv_heads",
+    "qkv_bias": "include_qkv_bias",
+    "tie_embeddings": "weight_tying",
+    "max_length": "max_sequence_length",
+}
+LLAMA_KEYS = LLADA_KEYS | {
+    "hidden_size": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+    "intermediate_size": "intermediate_size",
+}
+LLAMA_OPTIONAL = {
+    "n_kv_heads": "num_key_value_heads",
+    "tie_embeddings": "tie_word_embeddings",
+    "max_length": "max_position_embeddings",
+}
+LLADA_MASK_ID = 126336  # <|mdm_mask|>
+
+
+def _model_config(
+    raw: Mapping[str, Any], model: str, keys: Mapping[str, str], optional: Mapping[str, str], fixed: Mapping[str, Any]
+) -> ModelConfig:
+    """Missing keys and settings the backbone does not implement raise ValueError, which names `model`."""
+    for key, value in fixed.items():
+        if raw.get(key, value) != value:
+            raise ValueError(f"config.json: {key} must be {value!r} for a {model} model, got {raw[key]!r}")
+    missing = [key for key in keys.values() if raw.get(key) is None]
+    if missing:
+        raise ValueError(f"config.json lacks {', '.join(missing)}")
+    values = {field: raw[key] for field, key in keys.items()}
+    values |= {field: raw[key] for field, key in optional.items() if raw.get(key)}
+    (size_key, heads_key), (hidden, heads) = ((of["hidden_size"], of["n_heads"]) for of in (keys, values))
+    check_positive(f"config.json: {size_key}", hidden)
+    check_positive(f"config.json: {heads_key}", heads)
+    if hidden % heads:
+        raise ValueError(f"config.json: {size_key} must be a multiple of {heads_key}={heads}, got {hidden}")
+    return ModelConfig(**{"n_kv_heads": heads, "head_dim": hidden // heads} | values)
 
 
 def llada_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read a LLaDA `config.json`. Missing keys and settings the backbone does not implement raise ValueError."""
-    for key, value in LLADA_FIXED.items():
-        if raw.get(key, value) != value:
-            raise ValueError(f"config.json: {key} must be {value!r} for a LLaDA model, got {raw[key]!r}")
-    needed = ("d_model", "n_heads", "n_layers", "mlp_hidden_size", "rope_theta", "rms_norm_eps", "vocab_size")
-    missing = [k for k in (*needed, "mask_token_id", "eos_token_id") if raw.get(k) is None]
-    if missing:
-        raise ValueError(f"config.json lacks {', '.join(missing)}")
-    if raw["d_model"] % raw["n_heads"]:
-        raise ValueError(f"config.json: d_model must be a multiple of n_heads={raw['n_heads']}, got {raw['d_model']}")
-    return ModelConfig(
-        # The embedding may have more rows than the tokenizer has words.
-        vocab_size=raw.get("embedding_size") or raw["vocab_size"],
-        hidden_size=raw["d_model"],
-        intermediate_size=raw["mlp_hidden_size"],
-        n_layers=raw["n_layers"],
-        n_heads=raw["n_heads"],
-        n_kv_heads=raw.get("n_kv_heads") or raw["n_heads"],
-        head_dim=raw["d_model"] // raw["n_heads"],
-        rope_theta=raw["rope_theta"],
-        norm_eps=raw["rms_norm_eps"],
-        mask_id=raw["mask_token_id"],
-        eos_id=raw["eos_token_id"],
-        qkv_bias=bool(raw.get("include_qkv_bias")),
-        tie_embeddings=bool(raw.get("weight_tying")),
-        max_length=raw.get("max_sequence_length") or 4096,
-    )
+    """Read a LLaDA `config.json`. ValueError: keys are missing, or a setting is not implemented."""
+    return _model_config(raw, "LLaDA", LLADA_KEYS, LLADA_OPTIONAL, LLADA_FIXED)
+
+
+def llada_v_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Read a LLaDA-V `config.json`, which has Llama's keys. ValueError as for LLaDA's."""
+    # The mask id is a constant of LLaDA-V's sampler, so a config need not give it.
+    raw = dict(raw) | {"mask_token_id": raw.get("mask_token_id") or LLADA_MASK_ID}
+    return _model_config(raw, "LLaDA-V", LLAMA_KEYS, LLAMA_OPTIONAL, LLAMA_FIXED)
 
 
 @dataclass(frozen=True)
@@ -78,6 +130,7 @@ class Family:
     Args:
         name: how we call it.
         model_types: values of `model_type` in config.json that mean this family.
+        architectures: where families share a `model_type`, the model classes in config.json that mean this one.
         weight_names: our parameter name -> the checkpoint's, `{i}` standing for the layer.
         read_config: config.json -> `ModelConfig`.
         vision: whether checkpoints carry an image tower and projector (LaViDa).
@@ -90,6 +143,7 @@ class Family:
     read_config: Callable[[Mapping[str, Any]], ModelConfig]
     vision: bool
     chat: str
+    architectures: tuple[str, ...] = ()
 
     def backbone_names(self, config: ModelConfig) -> dict[str, str]:
         """Our parameter name -> the checkpoint's name, for every backbone parameter of this config."""
@@ -109,15 +163,30 @@ class Family:
 
 FAMILIES = (
     Family("llada", ("llada",), LLADA_NAMES, llada_config, vision=False, chat="llada"),
+    # Before LaViDa, which has the same model_type. Pictures would need LLaDA-V's own tiling.
+    Family(
+        "llada_v",
+        ("llava_llada",),
+        LLAMA_NAMES,
+        llada_v_config,
+        vision=False,
+        chat="lavida_llada",
+        architectures=("LlavaLLaDAModelLM",),
+    ),
     Family("lavida_llada", ("llava_llada",), LLADA_NAMES, llada_config, vision=True, chat="lavida_llada"),
 )
 
 
 def find_family(raw: Mapping[str, Any]) -> Family:
-    """The family a config.json belongs to, by its `model_type`. ValueError lists the types that are known."""
-    model_type = raw.get("model_type")
+    """The family a config.json belongs to, by its `model_type` and, where that is shared, its `architectures`.
+
+    ValueError lists the types that are known.
+    """
+    model_type, architectures = raw.get("model_type"), raw.get("architectures") or ()
     for family in FAMILIES:
-        if model_type in family.model_types:
+        if model_type in family.model_types and (
+            not family.architectures or any(name in family.architectures for name in architectures)
+        ):
             return family
-    known = ", ".join(t for f in FAMILIES for t in f.model_types)
+    known = ", ".join(dict.fromkeys(t for f in FAMILIES for t in f.model_types))
     raise ValueError(f"config.json: model_type must be one of {known}, got {model_type!r}")

@@ -2,19 +2,17 @@
 
 import json
 import re
-import shutil
 from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from folders import DOWN, HEAD, configure, refused, rewrite, tiny_llada
+from safetensors.torch import load_file
 from scripted import GOLDEN
 
 import seer_dllm
-from seer_dllm.checkpoint import Weights, load_parts, read_json, save_checkpoint
-
-HEAD = "model.transformer.ff_out.weight"
-DOWN = "model.transformer.blocks.7.ff_out.weight"
+from seer_dllm.checkpoint import Weights, load_parts, save_checkpoint
+from seer_dllm.config import read_json
 
 
 class NoTokenizer:
@@ -27,38 +25,7 @@ class NoTokenizer:
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the tiny LLaDA that may be broken."""
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(GOLDEN / "llada" / name, tmp_path)
-    return tmp_path
-
-
-def configure(folder, **changes) -> None:
-    """Sets keys of config.json; None removes one."""
-    raw = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
-
-
-def rewrite(folder, change) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def refused(folder, error, *parts) -> None:
-    with pytest.raises(error) as caught:
-        seer_dllm.load(folder)
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def shard(folder, names=("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")) -> None:
-    """Splits the weights in two files and an index."""
-    tensors = load_file(folder / "model.safetensors")
-    where = {name: names[i % 2] for i, name in enumerate(sorted(tensors))}
-    for file in names:
-        save_file({k: v for k, v in tensors.items() if where[k] == file}, folder / file)
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return tiny_llada(tmp_path)
 
 
 def test_missing_folder(tmp_path):
@@ -161,35 +128,6 @@ def test_wrong_shapes_are_named(folder):
 
     rewrite(folder, transpose)
     refused(folder, ValueError, f"{DOWN} must have shape [64, 160], got [160, 64]")
-
-
-def test_shards_equal_one_file(folder):
-    whole = seer_dllm.load(folder).backbone.state_dict()
-    shard(folder)
-    parts = seer_dllm.load(folder).backbone.state_dict()
-    assert parts.keys() == whole.keys()
-    assert all(torch.equal(parts[name], whole[name]) for name in whole)
-
-
-def test_a_missing_shard_is_named(folder):
-    shard(folder)
-    (folder / "model-00002-of-00002.safetensors").unlink()
-    refused(folder, FileNotFoundError, "lacks 1 of 2 weight files: model-00002-of-00002.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ({}, "must map tensors to files in weight_map"),
-        ({"weight_map": []}, "must map tensors to files in weight_map"),
-        ({"weight_map": {"a": 3}}, "must map tensors to files in weight_map"),
-        ({"weight_map": {"a": "../other.safetensors"}}, "must name files of the folder, got '../other.safetensors'"),
-    ],
-)
-def test_broken_index(folder, index, message):
-    shutil.copy(folder / "model.safetensors", folder.parent / "other.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(folder, ValueError, "model.safetensors.index.json", message)
 
 
 def test_values_are_the_files(folder):

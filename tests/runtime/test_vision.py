@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
-from seer_dllm.checkpoint import fill
+from seer_dllm.checkpoint import Weights, fill
 from seer_dllm.vision import (
     ImageProcessor,
     VisionEncoder,
@@ -279,22 +280,22 @@ def test_every_parameter_gets_a_gradient():
     assert without == []
 
 
-class InMemory(dict):
-    """Tensors by checkpoint name, where `fill` expects the weights of a folder."""
-
-    folder = "memory"
-
-
 def names_of(model: VisionEncoder) -> dict[str, str]:
     return vision_weight_names(dict(model.named_parameters()))
 
 
-def saved_weights(model: VisionEncoder) -> InMemory:
+def saved_weights(model: VisionEncoder) -> dict[str, torch.Tensor]:
     own = dict(model.named_parameters())
-    return InMemory({theirs: own[ours].detach().clone() for ours, theirs in names_of(model).items()})
+    return {theirs: own[ours].detach().clone() for ours, theirs in names_of(model).items()}
 
 
-def test_weights_round_trip_through_the_checkpoint_names():
+def refill(model: VisionEncoder, tensors: dict[str, torch.Tensor], folder) -> None:
+    """Fill the model from a file with these tensors."""
+    save_file(tensors, folder / "model.safetensors")
+    fill(model, names_of(model), Weights(folder), torch.float32, "cpu")
+
+
+def test_weights_round_trip_through_the_checkpoint_names(tmp_path):
     model, other = encoder(ANYRES), VisionEncoder.from_config(ANYRES, VISION)
     saved = saved_weights(model)
     assert "model.image_newline" in saved and "model.mm_projector.2.bias" in saved
@@ -303,19 +304,19 @@ def test_weights_round_trip_through_the_checkpoint_names():
     assert f"{tower}encoder.layers.1.self_attn.out_proj.weight" in saved
     assert len(saved) == len(model.state_dict())
     saved[f"{tower}post_layernorm.weight"] = torch.ones(16)  # unused, as in the hub's files
-    fill(other, names_of(other), saved, torch.float32, "cpu")
+    refill(other, saved, tmp_path)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name]), name
 
 
-def test_broken_checkpoints_are_refused():
+def test_broken_checkpoints_are_refused(tmp_path):
     model = encoder(PAD)
     saved = saved_weights(model)
     with pytest.raises(ValueError, match=r"model\.image_newline must have shape \[20\], got \[3\]"):
-        fill(model, names_of(model), InMemory({**saved, "model.image_newline": torch.zeros(3)}), torch.float32, "cpu")
+        refill(model, {**saved, "model.image_newline": torch.zeros(3)}, tmp_path)
     del saved["model.mm_projector.0.bias"]
     with pytest.raises(ValueError, match=r"lacks 1 of \d+ tensors: model\.mm_projector\.0\.bias"):
-        fill(model, names_of(model), saved, torch.float32, "cpu")
+        refill(model, saved, tmp_path)
     with pytest.raises(KeyError, match="vision weight name must start with one of"):
         vision_weight_names(["lm_head.weight"])
 

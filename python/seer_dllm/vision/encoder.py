@@ -3,7 +3,6 @@
 `n` views of a picture, `Q` patches per view, `S` side of a view in pixels, `H` hidden of the language model.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
+from seer_dllm.config import read_json
 from seer_dllm.vision.images import ImageProcessor
 
 IMAGE_PLACEHOLDER = -200  # LaViDa's stand-in for a picture among the prompt's ids; never a vocabulary id
@@ -49,7 +49,7 @@ def load_vision_config(folder: str | Path, config: Mapping) -> dict:
     """
     path = Path(folder) / "vision_config.json"
     if path.is_file():
-        return {**SO400M, **json.loads(path.read_text())}
+        return {**SO400M, **read_json(path)}
     known = "siglip-so400m-patch14-384"
     tower = config.get("mm_vision_tower") or known
     if Path(tower).name != known:
