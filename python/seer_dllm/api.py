@@ -13,14 +13,14 @@ from torch import Tensor
 
 from seer_dllm.backbone import Backbone
 from seer_dllm.chat import prompt_ids
-from seer_dllm.checkpoint import DTYPES, load_parts
+from seer_dllm.checkpoint import DTYPES, load_codes, load_parts
 from seer_dllm.config import GenerationConfig, Profile, Truncation, from_mapping, read_json
 from seer_dllm.denoise import OnStep, denoise
 from seer_dllm.detection import check_profile, last_fixed, why_not
 from seer_dllm.families import Family
 from seer_dllm.row import Row
 from seer_dllm.text import TextTokenizer, load_tokenizer
-from seer_dllm.vision import IMAGE_PLACEHOLDER, VisionEncoder, open_image, splice_image
+from seer_dllm.vision import IMAGE_PLACEHOLDER, PictureCodes, VisionEncoder, open_image, splice_image
 from seer_ext import info
 
 
@@ -71,7 +71,7 @@ class Model:
 
     family: Family
     backbone: Backbone
-    vision: VisionEncoder | None
+    vision: VisionEncoder | PictureCodes | None
     tokenizer: TextTokenizer | None
     end_ids: tuple[int, ...]
     profile: Profile
@@ -84,13 +84,21 @@ class Model:
 
     @torch.inference_mode()
     def embed_prompt(self, text: str, images: Sequence = ()) -> Tensor:
-        """`[P, H]` embeddings of a user turn and its pictures (paths, bytes, PIL images) in the family's template."""
-        if images and self.vision is None:
+        """`[P, H]` embeddings of a user turn and its pictures (paths, bytes, PIL images) in the family's template.
+
+        ValueError, FileNotFoundError: the model reads no pictures, or not as many, or its picture encoder is missing.
+        """
+        if images and self.vision is None and not self.family.codes:
             raise ValueError(
                 f"images must be empty for a {self.family.name} model, which has no image tower, got {len(images)}"
             )
         pictures = [open_image(image) for image in images]
         ids = prompt_ids(self.encode, self.family.chat, text, len(pictures), self.system_prompt)
+        if pictures and self.vision is None:
+            raise FileNotFoundError(
+                f"checkpoint must hold magvitv2.safetensors for {self.family.name} to read pictures, which is missing; "
+                "it has the weights published as showlab/magvitv2"
+            )
         return self.embed_ids(torch.tensor(ids), self.vision.encode_images(pictures) if pictures else [])
 
     @torch.inference_mode()
@@ -133,6 +141,10 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
     family, raw, backbone, vision = load_parts(folder, dtype, device)
     ours = read_json(folder / "seer.json") if (folder / "seer.json").is_file() else {}
     tokenizer = load_tokenizer(folder)
+    if tokenizer is not None:
+        tokenizer.add_missing(family.added_tokens)
+        if family.codes:
+            vision = load_codes(folder, raw, backbone, tokenizer, ours.get("image_resolution"))
     end_ids = [backbone.config.eos_id]
     if tokenizer is not None:
         end_ids += [tokenizer.token_to_id(token) for token in ours.get("end_tokens", ["<|eot_id|>"])]

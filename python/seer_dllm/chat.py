@@ -12,27 +12,38 @@ LAVIDA_SYSTEM = (
 )
 
 
-def llada_template(text: str, system: str | None) -> str:
-    """LLaDA's chat template with one user message, up to and including the assistant's header."""
+def _chat(text: str, system: str | None, gap: str) -> str:
+    """One user message, up to and including the assistant's header; `gap` follows every header."""
 
     def message(role: str, content: str) -> str:
-        return f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+        return f"<|start_header_id|>{role}<|end_header_id|>{gap}{content.strip()}<|eot_id|>"
 
     head = message("system", system) if system else ""
-    return f"<|startoftext|>{head}{message('user', text)}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    return f"<|startoftext|>{head}{message('user', text)}<|start_header_id|>assistant<|end_header_id|>{gap}"
+
+
+def llada_template(text: str, system: str | None, images: int) -> str:
+    """LLaDA's chat template; LaViDa puts the pictures on lines of their own before the user's text."""
+    return _chat("<image>\n" * images + text.strip(), system, "\n\n")
+
+
+def mmada_template(text: str, system: str | None, images: int) -> str:
+    """MMaDA's: pictures before the whole chat (inference_mmu.py), one newline after its headers (generate.py)."""
+    return "<image>" * images + _chat(text, system, "\n")
 
 
 # Template and default system message per `Family.chat`.
-TEMPLATES: dict[str, tuple[Callable[[str, str | None], str], str | None]] = {
+TEMPLATES: dict[str, tuple[Callable[[str, str | None, int], str], str | None]] = {
     "llada": (llada_template, None),
     "lavida_llada": (llada_template, LAVIDA_SYSTEM),
+    "mmada": (mmada_template, None),
 }
 
 
 def prompt_ids(
     encode: Callable[[str], Sequence[int]], chat: str, text: str, images: int = 0, system: str | None = "default"
 ) -> list[int]:
-    """Token ids of one user turn; each picture is one `IMAGE_PLACEHOLDER` before the text.
+    """Token ids of one user turn; each picture is one `IMAGE_PLACEHOLDER`, where the template puts it.
 
     Args:
         encode: text -> ids, without added special tokens.
@@ -46,8 +57,7 @@ def prompt_ids(
     if "<image>" in text:
         raise ValueError("prompt must not hold the literal <image>; pass pictures as images")
     template, default_system = TEMPLATES[chat]
-    marks = "<image>\n" * images
-    rendered = template(marks + text.strip(), default_system if system == "default" else system)
+    rendered = template(text, default_system if system == "default" else system, images)
     # The references tokenize every piece between pictures alone, so no token spans a picture.
     pieces = rendered.split("<image>")
     ids = list(encode(pieces[0]))

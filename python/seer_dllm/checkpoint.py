@@ -1,7 +1,7 @@
 """Checkpoints in their hub layout: a local folder with `config.json` and safetensors files. No code of theirs is run.
 
 Beside the hub's files a folder may hold `seer.json`, ours:
-`{"profile": {...}, "system_prompt": ..., "end_tokens": [...]}`.
+`{"profile": {...}, "system_prompt": ..., "end_tokens": [...], "image_resolution": ...}`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tqdm import tqdm
 from seer_dllm.backbone import Backbone
 from seer_dllm.config import read_json
 from seer_dllm.families import Family, find_family
-from seer_dllm.vision import VisionEncoder, load_vision_config, vision_weight_names
+from seer_dllm.text import TextTokenizer
+from seer_dllm.vision import PictureCodes, VisionEncoder, load_vision_config, vision_weight_names
 from seer_dllm.vision.magvit import CONFIG_FILE, MagvitConfig, MagvitEncoder, code_signs
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -250,6 +251,20 @@ def load_magvit(folder: Path, device) -> MagvitEncoder:
                 f"checkpoint {folder}: quantize.embedding must hold the signs of 0..{2**bits - 1}, highest bit first"
             )
     return model
+
+
+def load_codes(
+    folder: Path, raw: Mapping[str, Any], backbone: Backbone, tokenizer: TextTokenizer, resolution: int | None = None
+) -> PictureCodes | None:
+    """The folder's picture encoder, its codes standing behind the tokenizer's words; None without magvitv2 weights.
+
+    resolution: side of the pictures in pixels where it is not the one that num_vq_tokens means.
+    Raises as `load_magvit` and `PictureCodes.from_config` do.
+    """
+    if not any(folder.glob("magvitv2*.safetensors*")):
+        return None
+    encoder = load_magvit(folder, backbone.device)
+    return PictureCodes.from_config(raw, encoder, backbone.embed, len(tokenizer), tokenizer.token_to_id, resolution)
 
 
 def save_checkpoint(

@@ -116,6 +116,17 @@ def llada_config(raw: Mapping[str, Any]) -> ModelConfig:
     return _model_config(raw, "LLaDA", LLADA_KEYS, LLADA_OPTIONAL, LLADA_FIXED)
 
 
+def mmada_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Read an MMaDA `config.json`: LLaDA's keys. ValueError as for LLaDA's, or the sizes of the embedding disagree."""
+    config = _model_config(raw, "MMaDA", LLADA_KEYS, LLADA_OPTIONAL, LLADA_FIXED)
+    rows = raw.get("new_vocab_size")
+    if rows not in (None, config.vocab_size):
+        raise ValueError(
+            f"config.json: new_vocab_size must equal the embedding's {config.vocab_size} rows, got {rows!r}"
+        )
+    return config
+
+
 def llada_v_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Read a LLaDA-V `config.json`, which has Llama's keys. ValueError as for LLaDA's."""
     # The mask id is a constant of LLaDA-V's sampler, so a config need not give it.
@@ -135,6 +146,8 @@ class Family:
         read_config: config.json -> `ModelConfig`.
         vision: whether checkpoints carry an image tower and projector (LaViDa).
         chat: name of the chat template in `chat.py`.
+        codes: whether pictures are read as codes of MAGVIT-v2, whose weights lie beside the model's (MMaDA).
+        added_tokens: special tokens that the reference appends to a tokenizer without them.
     """
 
     name: str
@@ -144,6 +157,8 @@ class Family:
     vision: bool
     chat: str
     architectures: tuple[str, ...] = ()
+    codes: bool = False
+    added_tokens: tuple[str, ...] = ()
 
     def backbone_names(self, config: ModelConfig) -> dict[str, str]:
         """Our parameter name -> the checkpoint's name, for every backbone parameter of this config."""
@@ -174,6 +189,16 @@ FAMILIES = (
         architectures=("LlavaLLaDAModelLM",),
     ),
     Family("lavida_llada", ("llava_llada",), LLADA_NAMES, llada_config, vision=True, chat="lavida_llada"),
+    Family(
+        "mmada",
+        ("mmada",),
+        LLADA_NAMES,
+        mmada_config,
+        vision=False,
+        chat="mmada",
+        codes=True,
+        added_tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    ),
 )
 
 

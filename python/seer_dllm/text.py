@@ -11,12 +11,19 @@ from seer_dllm.config import read_json
 
 
 class TextTokenizer:
-    """The three things that prompts and answers need of a tokenizer."""
+    """What prompts and answers need of a tokenizer. Its length counts all words, added ones too."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()  # files may carry both as settings of their training
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def add_missing(self, tokens: Sequence[str]) -> None:
+        """Append those of these special tokens that the vocabulary lacks, in this order."""
+        self._tokenizer.add_special_tokens([token for token in tokens if self.token_to_id(token) is None])
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, special tokens spelled out in it included; none are added."""

@@ -47,6 +47,16 @@ def lavida_config(kwargs, window: int | None = None) -> GenerationConfig:
     )
 
 
+def mmada_config(kwargs) -> GenerationConfig:
+    """`mmu_generate`: LLaDA's sampler; `top_k` and, in the plain one, `eot_token` are ignored there."""
+    return GenerationConfig(
+        window=kwargs["max_new_tokens"],
+        steps=kwargs["steps"],
+        block=kwargs["block_length"],
+        cfg_scale=kwargs.get("cfg_scale", 0.0),
+    )
+
+
 @golden_kind("generate", family=LLADA)
 @golden_kind("fast_generate", family=LLADA)
 def generate(case: Case) -> None:
@@ -139,11 +149,11 @@ def step0_carry(case: Case) -> None:
         case.close(f"logits.{b}", logits[own], 1e-3)
 
 
-def _stock_steps(kwargs, window: int) -> int:
+def _stock_steps(case: Case, kwargs, window: int) -> int:
     """Steps of the full window whose rescaled count is the short run's."""
-    short = kwargs.get("gen_length") or kwargs["max_new_tokens"]
-    config = llada_config(kwargs) if "gen_length" in kwargs else lavida_config(kwargs)
-    return config.steps * window // short
+    read = {"mmada": mmada_config, "lavida_llada": lavida_config}.get(case.family, llada_config)
+    config = read(kwargs)
+    return config.steps * window // config.window
 
 
 def truncated(case: Case, step0: str) -> None:
@@ -152,7 +162,7 @@ def truncated(case: Case, step0: str) -> None:
     configs = [
         GenerationConfig(
             window=s["window"],
-            steps=_stock_steps(kwargs, s["window"]),
+            steps=_stock_steps(case, kwargs, s["window"]),
             schedule=kwargs.get("schedule") or "even",
             cache="prompt" if s.get("prefix_lm") else "none",
         )

@@ -9,7 +9,7 @@ from harness import Case
 import seer_dllm
 from seer_dllm.vision import splice_image
 
-LLADA = {"llada", "llada_gqa"}
+LLADA = {"llada", "llada_gqa", "mmada"}  # one model, under the same names
 NATIVE = LLADA | {"lavida_llada"}
 
 

@@ -1,12 +1,14 @@
-"""Checkpoint folders to break: copies of the tiny LLaDA, and what changes them."""
+"""Checkpoint folders to break: copies of the tiny LLaDA and MMaDA, and what changes them."""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from scripted import GOLDEN
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import seer_dllm
 
@@ -20,6 +22,36 @@ def tiny_llada(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / "llada" / name, folder)
+    return folder
+
+
+def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
+    """A word for each byte, whose id is the byte, then the special tokens from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # spelled as themselves by byte-level tokenizers
+    others = [byte for byte in range(256) if byte not in plain]
+    words = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    return tokenizer
+
+
+# Special tokens where the fixture has them; picture codes follow its 300 words.
+MMADA_TOKENS = {
+    260: "<|startoftext|>", 261: "<|start_header_id|>", 262: "<|end_header_id|>", 270: "<|endoftext|>",
+    281: "<|mdm_mask|>", 285: "<|mmu|>", 286: "<|soi|>", 287: "<|eoi|>", 289: "<|eot_id|>",
+}  # fmt: skip
+MMADA_WORDS = [MMADA_TOKENS.get(i, f"<|reserved_token_{i}|>") for i in range(256, 300)]
+
+
+def tiny_mmada(folder: Path) -> Path:
+    """The tiny MMaDA in two shards, its picture encoder, and a tokenizer."""
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors", "magvitv2.safetensors", "magvitv2_config.json"):
+        shutil.copy(GOLDEN / "mmada" / name, folder)
+    shard(folder)
+    byte_tokenizer(MMADA_WORDS).save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -1,6 +1,7 @@
 """Pictures for the language model: opening and tiling (`images`), SigLIP and projection (`encoder`), and MMaDA's
-codes (`magvit`)."""
+codes (`magvit`), which it reads as words (`codes`)."""
 
+from seer_dllm.vision.codes import PictureCodes
 from seer_dllm.vision.encoder import (
     IMAGE_PLACEHOLDER,
     VisionEncoder,
@@ -18,6 +19,7 @@ __all__ = [
     "ImageProcessor",
     "MagvitConfig",
     "MagvitEncoder",
+    "PictureCodes",
     "VisionEncoder",
     "VisionTower",
     "image_transform",

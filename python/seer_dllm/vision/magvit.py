@@ -184,7 +184,7 @@ class MagvitEncoder(nn.Module):
         height, width = pixels.shape[2:]
         if height != width or height == 0 or height % f:
             raise ValueError(f"pixels must be square with a side that is a multiple of {f}, got {height}x{width}")
-        return self.layers(pixels.to(self.layers[0].weight.dtype))
+        return self.layers(pixels.to(self.layers[0].weight))  # its dtype and device
 
     @torch.no_grad()
     def codes(self, pixels: torch.Tensor) -> torch.Tensor:
