@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +148,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
             vision = load_codes(folder, raw, backbone, tokenizer, ours.get("image_resolution"))
     end_ids = [backbone.config.eos_id]
     if tokenizer is not None:
-        end_ids += [tokenizer.token_to_id(token) for token in ours.get("end_tokens", ["<|eot_id|>"])]
+        end_ids += [tokenizer.token_to_id(token) for token in ours.get("end_tokens", family.end_tokens)]
     profile = from_mapping(Profile, ours.get("profile", {}))
     return Model(
         family,
@@ -202,6 +203,12 @@ def generate(
     if len(profiles) > 1:
         raise ValueError(f"truncation must name one profile for the whole batch, got {len(profiles)} different ones")
     profile = profiles.pop() if profiles else model.profile
+    if any(c.cache == "prompt" for c in configs) and not model.family.prefix_trained:
+        warnings.warn(
+            f"the prompt cache is an approximation for {model.family.name} models, which were not trained with prompts "
+            "that do not see the window",
+            stacklevel=2,
+        )
     if any(t is not None for t in truncations):
         check_profile(profile, model.backbone.config)
 
@@ -216,7 +223,8 @@ def generate(
             )
         mask_id = model.backbone.config.mask_id
         reason = why_not(config, truncation, profile, last_fixed(ids, mask_id))
-        row = Row(i, prompt, ids, config, truncation if reason is None else None, mask_id, model.end_ids)
+        truncation = truncation if reason is None else None
+        row = Row(i, prompt, ids, config, truncation, mask_id, model.end_ids, model.backbone.config.shift)
         row.reason, row.started = reason, started
         rows.append(row)
     denoise(model.backbone, rows, profile, on_step)

@@ -53,19 +53,10 @@ class Packing:
 
 @dataclass
 class KeyValues:
-    """Keys (RoPE applied) and values of finished rows: per layer two `[T, Hkv, D]` tensors, laid out by `packing`."""
+    """Keys (RoPE applied) and values of rows: per layer two `[T, Hkv, D]` tensors, laid out by `packing`."""
 
     packing: Packing
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    def select(self, keep: Sequence[int]) -> KeyValues:
-        """The rows with these indices, in this order."""
-        if list(keep) == list(range(len(self.packing))):
-            return self
-        packing = Packing([self.packing.lengths[i] for i in keep], device=self.packing.positions.device)
-        cut = [torch.arange(self.packing.starts[i], self.packing.starts[i + 1]) for i in keep]
-        index = (torch.cat(cut) if cut else torch.arange(0)).to(self.packing.positions.device)
-        return KeyValues(packing, [(k[index], v[index]) for k, v in self.layers])
 
 
 @dataclass
@@ -102,17 +93,19 @@ class RMSNorm(nn.Module):
         return normed.to(x.dtype) * self.weight
 
 
-def rope_table(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 `[T, 1, D/2]` each, for positions `[T]` (half-split RoPE)."""
+def rope_table(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[T, 1, D/2]` each, for positions `[T]` (half-split RoPE); float32, rounded to `dtype`."""
     inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim)
     angles = positions.float()[:, None] * inverse
-    return angles.cos()[:, None], angles.sin()[:, None]
+    return angles.cos()[:, None].to(dtype), angles.sin()[:, None].to(dtype)
 
 
 def apply_rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate `x [T, heads, D]`: float32 inside, one rounding at the end."""
+    """Rotate `x [T, heads, D]` in the table's dtype: in float32 there is one rounding at the end."""
     cos, sin = table
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
@@ -256,14 +249,15 @@ class Backbone(nn.Module):
 
         Args:
             hidden: `[T, H]` in the model's dtype, laid out by `packing`.
-            past: cached prompt; rows attend to it before themselves (layers are indexed as in the model).
+            past: what rows attend to beside themselves (layers are indexed as in the model).
             keep: takes the keys and values of the layers that run, in order.
             probe: observes every layer's MLP (`Probe`, or anything with its `threshold` and `observe`).
             mask: see `attend`.
         Returns:
             `[T, H]`; before the final norm.
         """
-        rope = rope_table(packing.positions, self.config.head_dim, self.config.rope_theta)
+        precise = torch.float32 if self.config.rope_full_precision else hidden.dtype
+        rope = rope_table(packing.positions, self.config.head_dim, self.config.rope_theta, precise)
         past_packing = past.packing if past is not None else None
         threshold = probe.threshold if probe is not None else 0.0
         for i in range(start, self.config.n_layers if stop is None else stop):

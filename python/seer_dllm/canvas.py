@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,14 +21,15 @@ class Lane:
     twin: bool = False
 
     @property
-    def cached(self) -> bool:
-        """Whether the prompt is prefilled; one without tokens has nothing to be."""
-        return self.row.config.cache == "prompt" and len(self.row.prompt) > 0
+    def fed_prompt(self) -> int:
+        """Prompt tokens that the next forward feeds: all or none."""
+        return 0 if self.row.reuses else len(self.row.prompt)
 
     @property
-    def fed_prompt(self) -> int:
-        """Prompt tokens that every forward feeds."""
-        return 0 if self.cached else len(self.row.prompt)
+    def fed_slots(self) -> range:
+        """Window slots that the next forward feeds."""
+        start, stop = (max(at - len(self.row.prompt), 0) for at in self.row.span)
+        return range(start, stop)
 
 
 def lanes_of(rows: Sequence[Row]) -> list[Lane]:
@@ -36,59 +37,120 @@ def lanes_of(rows: Sequence[Row]) -> list[Lane]:
     return [Lane(r) for r in rows] + [Lane(r, twin=True) for r in rows if r.config.cfg_scale > 0]
 
 
-class Canvas:
-    """Packs rows for the backbone. Made anew when a row leaves, is cut, or grows; `ids` is written in place.
+@dataclass
+class Cache:
+    """What lanes attend to without computing it again.
 
-    `ids` `[W]` holds all windows one after the other; `row.ids` are views into it. `starts[b]` is row b's first slot.
-    A slot's hidden state is at `slot_at[slot]` of the packed `[T, H]`; the twins' ones follow behind the rows'.
+    `pieces`: lane -> tokens `[start, stop)` of some keys and values, side by side what the lane attends to beside what
+    it feeds.
     """
 
-    def __init__(
-        self, backbone: Backbone, rows: Sequence[Row], past: KeyValues | None = None, past_lanes: Sequence[Lane] = ()
-    ) -> None:
+    pieces: dict[Lane, list[tuple[KeyValues, int, int]]] = field(default_factory=dict)
+
+    def hold(self, lane: Lane, held: KeyValues, first: int) -> None:
+        """Take what lies outside the lane's span from the whole sequence, which begins at token `first` of `held`."""
+        start, stop = lane.row.span
+        parts = [(0, start), (stop, len(lane.row.prompt) + lane.row.window)]
+        self.pieces[lane] = [(held, first + a, first + b) for a, b in parts if a < b]
+
+    def lay(self, lanes: Sequence[Lane], device) -> KeyValues | None:
+        """The lanes' keys and values in one buffer, which the cache refers to from now on; None where there are none."""
+        pieces = [self.pieces[lane] if lane.row.reuses else [] for lane in lanes]
+        flat = [piece for own in pieces for piece in own]
+        if not flat:
+            return None
+        packing = Packing([sum(stop - start for _, start, stop in own) for own in pieces], device=device)
+        source = flat[0][0]
+        spans = [(start, stop) for held, start, stop in flat if held is source]
+        laid = list(zip(packing.starts, packing.starts[1:], strict=False))
+        if len(spans) == len(flat) and spans == [s for s in laid if s[0] < s[1]] and source.packing.total == spans[-1][1]:
+            return KeyValues(packing, source.layers)  # already lies so
+        layers = [
+            tuple(torch.cat([held.layers[i][part][start:stop] for held, start, stop in flat]) for part in (0, 1))
+            for i in range(len(source.layers))
+        ]
+        values = KeyValues(packing, layers)
+        for lane, (start, stop) in zip(lanes, laid, strict=True):
+            if start < stop:
+                self.pieces[lane] = [(values, start, stop)]
+        return values
+
+
+class Canvas:
+    """Packs rows for the backbone. Made anew when a row leaves, is cut, grows, or feeds another part of its sequence.
+
+    `ids` `[W]` holds all windows one after the other and is written in place; `row.ids` are views into it.
+    `starts[row]` is the row's first slot. The hidden state of a slot that is fed is at `slot_at[slot]` of the packed
+    `[T, H]`; the twins' ones follow behind the rows'.
+    """
+
+    def __init__(self, backbone: Backbone, rows: Sequence[Row], cache: Cache) -> None:
         self.backbone = backbone
         self.rows = list(rows)
         self.lanes = lanes_of(rows)
+        self.cache = cache
         device = backbone.device
-        self.past = past
-        if past is not None:
-            place = {lane: i for i, lane in enumerate(past_lanes)}
-            self.past = past.select([place[lane] for lane in self.lanes])
+        self.past = cache.lay(self.lanes, device)
+        # Keys and values of this forward, where a row will go on with them.
+        self.kept: KeyValues | None = None
+        self.spans = {row: row.span for row in self.rows}
+        self._reusing = {row for row in self.rows if row.reuses}
 
         self.packing = Packing(
-            [lane.fed_prompt + lane.row.window for lane in self.lanes],
-            [len(lane.row.prompt) if lane.cached else 0 for lane in self.lanes],
+            [lane.fed_prompt + len(lane.fed_slots) for lane in self.lanes],
+            [lane.row.span[0] for lane in self.lanes],
             device,
         )
         self.ids = torch.cat([row.ids for row in self.rows]) if self.rows else torch.empty(0, dtype=torch.int64)
         self.starts, total = {}, 0
-        self.widths = {row: row.window for row in self.rows}
         for row in self.rows:
             self.starts[row] = total
             row.ids = self.ids[total : total + row.window]
             total += row.window
 
-        def window_of(i: int, lane: Lane) -> Tensor:
-            first = self.packing.starts[i] + lane.fed_prompt
-            return torch.arange(first, first + lane.row.window, device=device)
-
-        windows = [window_of(i, lane) for i, lane in enumerate(self.lanes)]
-        self.window_at = torch.cat(windows) if windows else torch.empty(0, dtype=torch.int64, device=device)
-        self.slot_at = self.window_at[:total]
-        own = [torch.arange(self.starts[lane.row], self.starts[lane.row] + lane.row.window) for lane in self.lanes]
-        self._source = torch.cat(own).to(device) if own else self.window_at
-        self._twin_at = torch.full((total,), -1, dtype=torch.int64, device=device)
-        self._scale = torch.zeros(total, dtype=torch.float32, device=device)
-        for lane, at in zip(self.lanes, windows, strict=True):
+        self.slot_at = torch.full((total,), -1, dtype=torch.int64)
+        self._logits_at = torch.full((total,), -1, dtype=torch.int64)
+        twin_at = torch.full((total,), -1, dtype=torch.int64)
+        scale = torch.zeros(total, dtype=torch.float32)
+        window_at, source = [], []
+        back = int(backbone.config.shift)
+        for first, lane in zip(self.packing.starts, self.lanes, strict=False):
+            fed, begin = lane.fed_slots, self.starts[lane.row]
+            slots = torch.arange(begin + fed.start, begin + fed.stop)
+            at = torch.arange(first + lane.fed_prompt, first + lane.fed_prompt + len(fed))
+            window_at.append(at)
+            source.append(slots)
+            if lane.row.prefilling:  # a prefill: shifted logits begin at the prompt's last token
+                slots, at = slots.new_full((back,), begin), at.new_full((back,), first + lane.fed_prompt)
+            # A shifted position with nothing before it keeps its own logits, as in the references.
+            logits_at = (at - back).clamp(min=first)
             if lane.twin:
-                self._twin_at[self.starts[lane.row] :][: lane.row.window] = at
-                self._scale[self.starts[lane.row] :][: lane.row.window] = lane.row.config.cfg_scale
-        self.guided = bool(len(self.lanes) > len(self.rows))
+                twin_at[slots] = logits_at
+                scale[slots] = lane.row.config.cfg_scale
+            else:
+                self.slot_at[slots] = at
+                self._logits_at[slots] = logits_at
+
+        def joined(parts: list[Tensor]) -> Tensor:
+            return (torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)).to(device)
+
+        self.window_at, self._source = joined(window_at), joined(source)
+        self.slot_at, self._logits_at = self.slot_at.to(device), self._logits_at.to(device)
+        self._twin_at, self._scale = twin_at.to(device), scale.to(device)
+        self.guided = len(self.lanes) > len(self.rows)
         self._prompts = self._lay_prompts()
 
     def fits(self, rows: Sequence[Row]) -> bool:
-        """Whether these are the rows on the canvas, with the windows it was made for."""
-        return self.rows == list(rows) and all(self.widths[row] == row.window for row in rows)
+        """Whether these are the rows on the canvas, and they feed what it was made for."""
+        return self.rows == list(rows) and all(self.spans[row] == row.span for row in rows)
+
+    def remade(self, rows: Sequence[Row]) -> Canvas:
+        """The canvas of `rows` as they stand now. Rows that fed all and now feed less go on with this forward's keys."""
+        if self.kept is not None:
+            for first, lane in zip(self.packing.starts, self.lanes, strict=False):
+                if lane.row in set(rows) and lane.row.reuses and lane.row not in self._reusing:
+                    self.cache.hold(lane, self.kept, first)
+        return Canvas(self.backbone, rows, self.cache)
 
     def _lay_prompts(self) -> Tensor:
         """`[T, H]`: the fed prompts in their places; window slots are filled by `embeddings`."""
@@ -109,18 +171,20 @@ class Canvas:
     def forward(self, hidden: Tensor, start: int = 0, stop: int | None = None, probe: Probe | None = None) -> Tensor:
         """Layers `start..stop` on `hidden [T, H]`; the work is booked on the rows."""
         stop = self.backbone.config.n_layers if stop is None else stop
-        for lane in self.lanes:
-            lane.row.counters.token_layers += (lane.fed_prompt + lane.row.window) * (stop - start)
+        for i, lane in enumerate(self.lanes):
+            lane.row.counters.token_layers += self.packing.lengths[i] * (stop - start)
             if start == 0 and not lane.twin:
                 lane.row.counters.forwards += 1
-        return self.backbone.run(hidden, self.packing, start, stop, past=self.past, probe=probe)
+        if start == 0:
+            self.kept = KeyValues(self.packing) if any(row.keeps for row in self.rows) else None
+        return self.backbone.run(hidden, self.packing, start, stop, past=self.past, keep=self.kept, probe=probe)
 
     def logits(self, hidden: Tensor, slots: Tensor) -> Tensor:
         """`[N, V]` logits of the window slots `[N]`, with guidance mixed in where a row asks for it.
 
         Guidance is `un + (scale + 1) * (cond - un)`, LLaDA's generate.
         """
-        logits = self.backbone.logits(hidden[self.slot_at[slots]])
+        logits = self.backbone.logits(hidden[self._logits_at[slots]])
         if self.guided:
             which = (self._twin_at[slots] >= 0).nonzero().flatten()
             un = self.backbone.logits(hidden[self._twin_at[slots[which]]])
@@ -150,21 +214,25 @@ class Canvas:
         """
         staying = [(i, lane) for i, lane in enumerate(self.lanes) if lane.row in set(go_on)]
         kept = [lane.fed_prompt + keep.get(lane.row, (lane.row.window, 0))[0] for _, lane in staying]
+        starts = [self.packing.starts[i] for i, _ in staying]
         packed_ids = torch.zeros(self.packing.total, dtype=torch.int64, device=hidden.device)
         packed_ids[self.window_at] = self.ids[self._source]
-        offsets = [len(lane.row.prompt) - lane.fed_prompt for _, lane in staying]
         hidden, _, positions, _, cu_seqlens = ops.truncate_repack(
             hidden,
             packed_ids,
-            torch.tensor([self.packing.starts[i] for i, _ in staying], dtype=torch.int64, device=hidden.device),
+            torch.tensor(starts, dtype=torch.int64, device=hidden.device),
             torch.tensor(kept, dtype=torch.int64, device=hidden.device),
             sum(kept),
-            offsets=torch.tensor(offsets, dtype=torch.int64, device=hidden.device),
+            offsets=torch.tensor([lane.row.span[0] for _, lane in staying], dtype=torch.int64, device=hidden.device),
         )
         for row, (window, block) in keep.items():
             row.cut(window, block)
-        canvas = Canvas(self.backbone, go_on, self.past, self.lanes)
+        canvas = Canvas(self.backbone, go_on, self.cache)
         canvas.packing.positions, canvas.packing.cu_seqlens = positions, cu_seqlens
+        if self.kept is not None:  # the layers so far saw the full window; what was cut is not attended to later
+            repack = (torch.tensor(starts, dtype=torch.int64, device=hidden.device), cu_seqlens, sum(kept))
+            layers = [tuple(ops.varlen_repack(t, *repack) for t in pair) for pair in self.kept.layers]
+            canvas.kept = KeyValues(canvas.packing, layers)
         return canvas, hidden
 
 
@@ -176,20 +244,25 @@ def lane_prompt(backbone: Backbone, lane: Lane) -> Tensor:
     return backbone.embed(mask)
 
 
-def prefill(backbone: Backbone, rows: Sequence[Row]) -> tuple[KeyValues | None, list[Lane]]:
-    """Keys and values of the prompts of all rows with a prompt cache, which see only themselves (LaViDa's prefix mode).
+def prefill(backbone: Backbone, rows: Sequence[Row]) -> Cache:
+    """Compute the prompts of all rows with a prompt cache, which see only themselves (LaViDa's prefix mode).
 
-    Returns the cache and the lanes it is laid out for; lanes without a cache have length 0 in it.
+    Where logits are shifted, the last token of a prompt is all that ever predicts the window's first slot, so that slot
+    is written here, as in LaViDa-Dream.
     """
-    lanes = lanes_of(rows)
-    if not any(lane.cached for lane in lanes):
-        return None, lanes
-    packing = Packing([len(lane.row.prompt) if lane.cached else 0 for lane in lanes], device=backbone.device)
-    hidden = torch.cat([lane_prompt(backbone, lane) for lane in lanes if lane.cached])
-    cache = KeyValues(packing)
-    backbone.run(hidden, packing, keep=cache)
-    for lane in lanes:
-        if lane.cached:
-            lane.row.counters.token_layers += len(lane.row.prompt) * backbone.config.n_layers
-            lane.row.counters.forwards += not lane.twin
-    return cache, lanes
+    cache = Cache()
+    waiting = [row for row in rows if row.prefilling]
+    if not waiting:
+        return cache
+    canvas = Canvas(backbone, waiting, cache)
+    hidden = canvas.forward(canvas.embeddings())
+    if backbone.config.shift:
+        for row in waiting:
+            if row.ids[0] == row.mask_id:
+                first = torch.tensor([canvas.starts[row]], device=backbone.device)
+                row.write_first(ops.token_confidence(canvas.logits(hidden, first))[0])
+    for row in waiting:
+        row.prefilled = True
+    for first, lane in zip(canvas.packing.starts, canvas.lanes, strict=False):
+        cache.hold(lane, canvas.kept, first)
+    return cache

@@ -22,9 +22,24 @@ def _chat(text: str, system: str | None, gap: str) -> str:
     return f"<|startoftext|>{head}{message('user', text)}<|start_header_id|>assistant<|end_header_id|>{gap}"
 
 
+def _pictures(images: int) -> str:
+    """LaViDa's line of placeholders before the user's text, as its evaluation joins them."""
+    return " ".join(["<image>"] * images) + "\n" * bool(images)
+
+
 def llada_template(text: str, system: str | None, images: int) -> str:
-    """LLaDA's chat template; LaViDa puts the pictures on lines of their own before the user's text."""
-    return _chat("<image>\n" * images + text.strip(), system, "\n\n")
+    """LLaDA's chat template, with LaViDa's pictures."""
+    return _chat(_pictures(images) + text.strip(), system, "\n\n")
+
+
+def dream_template(text: str, system: str | None, images: int) -> str:
+    """Dream's chat template, that of Qwen2, with LaViDa's pictures."""
+
+    def message(role: str, content: str) -> str:
+        return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+    head = message("system", system) if system else ""
+    return f"{head}{message('user', _pictures(images) + text)}<|im_start|>assistant\n"
 
 
 def mmada_template(text: str, system: str | None, images: int) -> str:
@@ -37,6 +52,8 @@ TEMPLATES: dict[str, tuple[Callable[[str, str | None, int], str], str | None]] =
     "llada": (llada_template, None),
     "lavida_llada": (llada_template, LAVIDA_SYSTEM),
     "mmada": (mmada_template, None),
+    "dream": (dream_template, "You are a helpful assistant."),
+    "lavida_dream": (dream_template, LAVIDA_SYSTEM),
 }
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-SCHEDULES = ("even", "linear", "shift", "cosine", "logit_normal")
+SCHEDULES = ("even", "linear", "shift", "cosine", "logit_normal", "dream")
 COMMIT_RULES = ("low_confidence", "margin", "entropy", "random")
-CACHES = ("none", "prompt")
+CACHES = ("none", "prompt", "prefix", "dual")
+BLOCK_CACHES = ("prefix", "dual")  # renewed by a full forward at the start of every block
 STEP0 = ("carry", "restart")
 STEPS_POLICIES = ("rescale", "keep")
 
@@ -61,7 +62,12 @@ def from_mapping(cls, values: dict[str, Any]):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and special ids of a backbone, in one set of names; `families.py` reads them from a checkpoint."""
+    """Sizes and special ids of a backbone, in one set of names; `families.py` reads them from a checkpoint.
+
+    Args:
+        rope_full_precision: rotate queries and keys in float32 (LLaDA) or in the model's dtype (Dream).
+        shift: the logits of a position are those of the token behind it (Dream).
+    """
 
     vocab_size: int
     hidden_size: int
@@ -77,6 +83,8 @@ class ModelConfig:
     qkv_bias: bool = False
     tie_embeddings: bool = False
     max_length: int = 4096
+    rope_full_precision: bool = True
+    shift: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "n_layers", "n_heads", "n_kv_heads", "head_dim"):
@@ -130,18 +138,20 @@ class Truncation:
     Args:
         profile: the model's profile; None takes the one of the checkpoint, or the conservative default.
         step0: "carry" cuts the hidden states after the last probe layer and goes on with them (the paper); "restart"
-            throws the probe away and runs step 0 on the short input.
+            throws the probe away and runs step 0 on the short input. None takes "carry", but "restart" with the prefix
+            and dual caches, whose first keys and values serve a whole block.
         steps_policy: "rescale" shrinks the steps with the window (ours), "keep" keeps them.
         safety_net: grow the window when the answer does not seem to end in it.
     """
 
     profile: Profile | None = None
-    step0: str = "carry"
+    step0: str | None = None
     steps_policy: str = "rescale"
     safety_net: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("step0", self.step0, STEP0)
+        if self.step0 is not None:
+            check_choice("step0", self.step0, STEP0)
         check_choice("steps_policy", self.steps_policy, STEPS_POLICIES)
         check_bool("safety_net", self.safety_net)
         if self.profile is not None and not isinstance(self.profile, Profile):
@@ -156,16 +166,27 @@ class GenerationConfig:
         window: masked slots `G` to fill.
         steps: denoising steps over the whole window; None takes one slot a step (`steps = window`).
         block: slots of a block, filled left to right (semi-autoregressive); None takes the whole window.
-        schedule: slots per step inside a block: "even" (LLaDA), or LaViDa's "linear", "shift", "cosine",
-            "logit_normal".
+        schedule: slots per step inside a block: "even" (LLaDA), LaViDa's "linear", "shift", "cosine",
+            "logit_normal", or "dream": what is masked times `1 - s / t`, from time t to the next time s, all of it in
+            the last step; steps may write nothing.
         shift: parameter of the "shift" schedule; above 1 starts slow (LaViDa's default 3).
+        eps: where the times of the "dream" schedule end, having begun at 1 (Dream's default 1e-3).
+        times: steps that the times of the "dream" schedule are laid out for; None: as many as `steps`. LaViDa-Dream's
+            `step_ratio` walks only the first ones of them.
         commit: how slots are ranked: "low_confidence" (keep the most probable), "margin", "entropy", "random".
         threshold: commit every slot at or above this probability instead of a quota (Fast-dLLM); steps is ignored.
+        hold_back: with a threshold, a step still commits its quota at most; what falls short is added to the next
+            step's quota (Fast-dLLM's Dream without a cache).
         factor: commit by Fast-dLLM's factor rule instead of a quota; steps is ignored.
         temperature: 0 takes the most probable token, above 0 samples with Gumbel noise.
+        top_p, top_k: leave only the most probable tokens, up to this mass or this many (Dream). Tokens and confidences
+            then come from what is left of `logits / temperature`, at temperature 0 of the logits as they are.
         seed: names the row's random numbers; they do not depend on the batch.
         cfg_scale: classifier-free guidance; above 0 a second row with the prompt masked runs along.
-        cache: "none" recomputes the prompt in every forward, "prompt" prefills it once (LaViDa's prefix mode).
+        cache: "none" recomputes everything in every forward. "prompt" computes the prompt once, alone: exact for models
+            trained so (LaViDa's prefix mode), an approximation elsewhere. "prefix" and "dual" are Fast-dLLM's: a full
+            forward begins every block, then only the tokens from the block on ("prefix") or of the block ("dual") are
+            computed; approximations for every model.
         suppress_eos: EOS is never predicted (LLaDA's `logits_eos_inf`).
         defer_end: ends are ranked last (LLaDA's `confidence_eos_eot_inf`).
         stop: strings at whose first occurrence the answer's text is cut.
@@ -176,10 +197,15 @@ class GenerationConfig:
     block: int | None = None
     schedule: str = "even"
     shift: float = 3.0
+    eps: float = 1e-3
+    times: int | None = None
     commit: str = "low_confidence"
     threshold: float | None = None
+    hold_back: bool = False
     factor: float | None = None
     temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
     seed: int = 0
     cfg_scale: float = 0.0
     cache: str = "none"
@@ -213,6 +239,18 @@ class GenerationConfig:
         check_number("shift", self.shift, 0.0)
         if self.shift == 0:
             raise ValueError(f"shift must be above 0, got {self.shift!r}")
+        check_number("eps", self.eps, 0.0, 1.0)
+        if self.times is not None:
+            check_positive("times", self.times)
+            if self.times < self.steps:
+                raise ValueError(f"times must be at least steps={self.steps}, got {self.times}")
+        if self.top_p is not None:
+            check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_k is not None:
+            check_positive("top_k", self.top_k)
+        check_bool("hold_back", self.hold_back)
+        if self.hold_back and self.threshold is None:
+            raise ValueError("hold_back must be False without a threshold, got True")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 63:
             raise ValueError(f"seed must be a whole number of at most 64 bits, got {self.seed!r}")
         check_bool("suppress_eos", self.suppress_eos)

@@ -16,6 +16,7 @@ from seer_dllm.backbone import Backbone, Probe
 from seer_dllm.canvas import Canvas, prefill
 from seer_dllm.config import Profile
 from seer_dllm.detection import NO_JUMP, NOTHING_TO_CUT, ends_with, find_boundary, kept_window, last_fixed
+from seer_dllm.policies import leave_most_probable
 from seer_dllm.row import Row
 from seer_ext import ops
 
@@ -34,8 +35,9 @@ def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: 
     active = [row for row in rows if _still_open(row)]
     if not active:
         return
-    past, past_lanes = prefill(backbone, active)
-    canvas = Canvas(backbone, active, past, past_lanes)
+    cache = prefill(backbone, active)
+    active = [row for row in active if _still_open(row)]  # a prefill may have written a slot
+    canvas = Canvas(backbone, active, cache)
     hidden = canvas.embeddings()
     if any(row.truncation is not None for row in active):
         canvas, hidden = _step_zero(canvas, hidden, profile)
@@ -46,7 +48,7 @@ def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: 
         _commit(canvas, hidden, [row for row in canvas.rows if row not in grown], on_step)
         active = [row for row in active if _still_open(row)]
         if not canvas.fits(active):
-            canvas = Canvas(backbone, active, past, past_lanes)
+            canvas = canvas.remade(active)
         if active:
             hidden = canvas.forward(canvas.embeddings())
 
@@ -74,7 +76,9 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
     hidden = canvas.forward(hidden, 0, middle, probe)
     share, lengths = canvas.window_values(probe.mean())
     fixed = [last_fixed(row.ids, row.mask_id) if row.truncation is not None else 0 for row in canvas.rows]
-    boundaries, snrs = find_boundary(share, lengths, profile, fixed)
+    # What a prefill has written is no mask, so its quietness says nothing about the end.
+    skipped = [int(row.shift and row.prefilled) for row in canvas.rows]
+    boundaries, snrs = find_boundary(share, lengths, profile, fixed, skipped)
 
     keep, go_on = {}, []
     probed = zip(canvas.rows, boundaries, snrs, share.tolist(), fixed, strict=True)
@@ -89,7 +93,7 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
             row.check_end = row.truncation.safety_net
         else:
             row.reason = NO_JUMP if snr == 0 else NOTHING_TO_CUT
-        if row not in keep or row.truncation.step0 == "carry":
+        if row not in keep or row.step0 == "carry":
             go_on.append(row)
     if keep:
         canvas, hidden = canvas.cut(hidden, keep, go_on)
@@ -131,8 +135,11 @@ def _commit(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], on_step: OnStep
     cu_slots = torch.searchsorted(owner, torch.arange(len(rows) + 1, device=device))
 
     token, confidence = _decide(canvas, hidden, rows, slots, owner)
-    quotas = [row.rule.quota(row.planned(), lambda b=b: confidence[owner == b]) for b, row in enumerate(rows)]
-    thresholds = [row.rule.threshold for row in rows]
+    sure = [canvas.starts[row] + row.sure for row in rows if row.sure is not None]
+    if sure:
+        confidence[torch.isin(slots, torch.tensor(sure, device=device))] = float("inf")
+    thresholds = [row.threshold for row in rows]
+    quotas = [row.quota(lambda b=b: confidence[owner == b]) for b, row in enumerate(rows)]
     _, remaining = ops.commit_tokens(
         canvas.ids,
         slots,
@@ -156,6 +163,13 @@ def _decide(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], slots: Tensor, 
     if any(row.config.temperature > 0 for row in rows):
         temperature = [float(row.config.temperature) for row in rows]
         temperature = torch.tensor(temperature, dtype=torch.float32, device=slots.device)[owner]
+    for b, row in enumerate(rows):
+        if row.config.top_p is not None or row.config.top_k is not None:
+            own = owner == b
+            logits[own] = leave_most_probable(logits[own], row.config)
+            if temperature is not None:  # it is in the logits now
+                temperature[own] = (temperature[own] > 0).float()
+    if temperature is not None:
         first = torch.tensor([canvas.starts[row] for row in rows], device=slots.device)
         key = torch.tensor([_noise_key(row) for row in rows], device=slots.device)[owner] + slots - first[owner]
 

@@ -41,26 +41,32 @@ def why_not(config: GenerationConfig, truncation: Truncation | None, profile: Pr
 
 
 def find_boundary(
-    sparsity: Tensor, lengths: Tensor, profile: Profile, fixed: Sequence[int]
+    sparsity: Tensor, lengths: Tensor, profile: Profile, fixed: Sequence[int], skipped: Sequence[int] | None = None
 ) -> tuple[list[int], list[float]]:
     """Boundary and snr of each row from the mean quiet share `[B, G]` float32; lengths int `[B]`.
 
-    No boundary lies before a row's `fixed` slots. This is the one host read of the probe where all rows have as many of
-    them. A boundary equal to the row's length means that no jump was found.
+    No boundary lies before a row's `fixed` slots; its first `skipped` slots (default none) are not looked at. This is
+    the one host read of the probe where all rows have as many of both. A boundary equal to the row's length means that
+    no jump was found.
     """
-    if len(set(fixed)) > 1:  # the op takes one smallest boundary a call
-        rows = [find_boundary(sparsity[b : b + 1], lengths[b : b + 1], profile, [n]) for b, n in enumerate(fixed)]
+    skipped = [0] * len(fixed) if skipped is None else skipped
+    if len(set(zip(fixed, skipped, strict=True))) > 1:  # the op takes one smallest boundary a call
+        rows = [
+            find_boundary(sparsity[b : b + 1], lengths[b : b + 1], profile, fixed[b : b + 1], skipped[b : b + 1])
+            for b in range(len(fixed))
+        ]
         return [boundary[0] for boundary, _ in rows], [snr[0] for _, snr in rows]
+    skip = max((0, *skipped))
     boundary, snr = ops.snr_boundary(
-        sparsity,
-        lengths,
+        sparsity[:, skip:],
+        lengths - skip,
         window=profile.window,
         min_snr=profile.min_snr,
         plateau=profile.plateau,
         min_jump=profile.min_jump,
-        min_keep=max((1, *fixed)),
+        min_keep=max((1, *(n - skip for n in fixed))),
     )
-    return boundary.tolist(), snr.tolist()
+    return (boundary + skip).tolist(), snr.tolist()
 
 
 def kept_window(boundary: int, config: GenerationConfig, margin: int, fixed: int = 0) -> tuple[int, int]:

@@ -56,6 +56,7 @@ LLADA_FIXED = {
     "scale_logits": False,
 }
 LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None}
+DREAM_FIXED = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False}
 
 # `ModelConfig` field -> key of config.json; those that a config must give, then those with a default.
 LLADA_KEYS = {
@@ -92,9 +93,17 @@ LLADA_MASK_ID = 126336  # <|mdm_mask|>
 
 
 def _model_config(
-    raw: Mapping[str, Any], model: str, keys: Mapping[str, str], optional: Mapping[str, str], fixed: Mapping[str, Any]
+    raw: Mapping[str, Any],
+    model: str,
+    keys: Mapping[str, str],
+    optional: Mapping[str, str],
+    fixed: Mapping[str, Any],
+    **constants,
 ) -> ModelConfig:
-    """Missing keys and settings the backbone does not implement raise ValueError, which names `model`."""
+    """Missing keys and settings the backbone does not implement raise ValueError, which names `model`.
+
+    constants: fields of `ModelConfig` that all models of the family share and no config.json names.
+    """
     for key, value in fixed.items():
         if raw.get(key, value) != value:
             raise ValueError(f"config.json: {key} must be {value!r} for a {model} model, got {raw[key]!r}")
@@ -108,7 +117,7 @@ def _model_config(
     check_positive(f"config.json: {heads_key}", heads)
     if hidden % heads:
         raise ValueError(f"config.json: {size_key} must be a multiple of {heads_key}={heads}, got {hidden}")
-    return ModelConfig(**{"n_kv_heads": heads, "head_dim": hidden // heads} | values)
+    return ModelConfig(**{"n_kv_heads": heads, "head_dim": hidden // heads} | values | constants)
 
 
 def llada_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -133,6 +142,12 @@ def llada_v_config(raw: Mapping[str, Any]) -> ModelConfig:
     raw = dict(raw) | {"mask_token_id": raw.get("mask_token_id") or LLADA_MASK_ID}
     return _model_config(raw, "LLaDA-V", LLAMA_KEYS, LLAMA_OPTIONAL, LLAMA_FIXED)
 
+def dream_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Read a Dream `config.json`, which has Qwen2's keys. ValueError as for LLaDA's."""
+    return _model_config(
+        raw, "Dream", LLAMA_KEYS, LLAMA_OPTIONAL, DREAM_FIXED, qkv_bias=True, rope_full_precision=False, shift=True
+    )
+
 
 @dataclass(frozen=True)
 class Family:
@@ -148,6 +163,8 @@ class Family:
         chat: name of the chat template in `chat.py`.
         codes: whether pictures are read as codes of MAGVIT-v2, whose weights lie beside the model's (MMaDA).
         added_tokens: special tokens that the reference appends to a tokenizer without them.
+        end_tokens: tokens that end a turn, beside EOS.
+        prefix_trained: trained with prompts that do not see the window, so that the prompt cache is exact (LaViDa).
     """
 
     name: str
@@ -159,6 +176,8 @@ class Family:
     architectures: tuple[str, ...] = ()
     codes: bool = False
     added_tokens: tuple[str, ...] = ()
+    end_tokens: tuple[str, ...] = ("<|eot_id|>",)
+    prefix_trained: bool = False
 
     def backbone_names(self, config: ModelConfig) -> dict[str, str]:
         """Our parameter name -> the checkpoint's name, for every backbone parameter of this config."""
@@ -188,7 +207,34 @@ FAMILIES = (
         chat="lavida_llada",
         architectures=("LlavaLLaDAModelLM",),
     ),
-    Family("lavida_llada", ("llava_llada",), LLADA_NAMES, llada_config, vision=True, chat="lavida_llada"),
+    Family(
+        "lavida_llada",
+        ("llava_llada",),
+        LLADA_NAMES,
+        llada_config,
+        vision=True,
+        chat="lavida_llada",
+        prefix_trained=True,
+    ),
+    Family(
+        "dream",
+        ("Dream",),
+        LLAMA_NAMES,
+        dream_config,
+        vision=False,
+        chat="dream",
+        end_tokens=("<|im_end|>",),
+    ),
+    Family(
+        "lavida_dream",
+        ("llava_dream",),
+        LLAMA_NAMES,
+        dream_config,
+        vision=True,
+        chat="lavida_dream",
+        end_tokens=("<|im_end|>",),
+        prefix_trained=True,
+    ),
     Family(
         "mmada",
         ("mmada",),

