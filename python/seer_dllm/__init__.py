@@ -2,5 +2,6 @@
 
 from seer_dllm.api import Model, Result, generate, load
 from seer_dllm.config import GenerationConfig, Profile, Truncation
+from seer_dllm.wrap import wrap
 
-__all__ = ["GenerationConfig", "Model", "Profile", "Result", "Truncation", "generate", "load"]
+__all__ = ["GenerationConfig", "Model", "Profile", "Result", "Truncation", "generate", "load", "wrap"]

@@ -70,7 +70,7 @@ class Result:
 class Model:
     """A loaded checkpoint: the parts that `generate` needs. Made by `load`."""
 
-    family: Family
+    family: Family | None  # None: a wrapped model, which takes no text
     backbone: Backbone
     vision: VisionEncoder | PictureCodes | None
     tokenizer: TextTokenizer | None

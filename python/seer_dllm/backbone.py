@@ -215,6 +215,8 @@ class Block(nn.Module):
 class Backbone(nn.Module):
     """The language model: embedding, blocks, final norm, head. Holds no state between calls."""
 
+    resumes = True  # `run` can start at any block, which the forward of a wrapped model can't
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

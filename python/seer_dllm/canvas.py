@@ -63,7 +63,11 @@ class Cache:
         source = flat[0][0]
         spans = [(start, stop) for held, start, stop in flat if held is source]
         laid = list(zip(packing.starts, packing.starts[1:], strict=False))
-        if len(spans) == len(flat) and spans == [s for s in laid if s[0] < s[1]] and source.packing.total == spans[-1][1]:
+        if (
+            len(spans) == len(flat)
+            and spans == [s for s in laid if s[0] < s[1]]
+            and source.packing.total == spans[-1][1]
+        ):
             return KeyValues(packing, source.layers)  # already lies so
         layers = [
             tuple(torch.cat([held.layers[i][part][start:stop] for held, start, stop in flat]) for part in (0, 1))

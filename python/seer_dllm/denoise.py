@@ -99,7 +99,8 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
         canvas, hidden = canvas.cut(hidden, keep, go_on)
         for row in canvas.rows:
             row.begin_block()
-    return canvas, canvas.forward(hidden, middle) if go_on else hidden
+    # A model that can't resume gave its input back, and runs from the start.
+    return canvas, canvas.forward(hidden, middle if canvas.backbone.resumes else 0) if go_on else hidden
 
 
 def _grow_early(canvas: Canvas, hidden: Tensor) -> set[Row]:

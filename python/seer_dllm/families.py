@@ -142,6 +142,7 @@ def llada_v_config(raw: Mapping[str, Any]) -> ModelConfig:
     raw = dict(raw) | {"mask_token_id": raw.get("mask_token_id") or LLADA_MASK_ID}
     return _model_config(raw, "LLaDA-V", LLAMA_KEYS, LLAMA_OPTIONAL, LLAMA_FIXED)
 
+
 def dream_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Read a Dream `config.json`, which has Qwen2's keys. ValueError as for LLaDA's."""
     return _model_config(

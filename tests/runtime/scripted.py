@@ -67,6 +67,8 @@ class Call:
 class ScriptedBackbone(nn.Module):
     """Has what `canvas.py`, `denoise.py` and `api.py` use of `Backbone`; counts what it computes by itself."""
 
+    resumes = True
+
     def __init__(self, scripts: Sequence[Script]) -> None:
         super().__init__()
         self.config = ModelConfig(VOCAB, 5, 4, LAYERS, 1, 1, 4, 1e4, 1e-5, mask_id=MASK, eos_id=EOS)

@@ -166,7 +166,7 @@ def test_p13_wrong_options_are_refused():
     """case P13: a commit rule's name given as the schedule is refused, and the schedules are listed."""
     with pytest.raises(
         ValueError,
-        match="schedule must be one of even, linear, shift, cosine, logit_normal, got 'low_confidence'",
+        match="schedule must be one of even, linear, shift, cosine, logit_normal, dream, got 'low_confidence'",
     ):
         GenerationConfig(schedule="low_confidence")
     with pytest.raises(ValueError, match="commit must be one of low_confidence, margin, entropy, random, got 'even'"):

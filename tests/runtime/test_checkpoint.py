@@ -59,7 +59,11 @@ def test_broken_config(folder, text, message):
 @pytest.mark.parametrize("model_type", ["gpt2", None, 3])
 def test_unknown_family(folder, model_type):
     configure(folder, model_type=model_type)
-    refused(folder, ValueError, f"model_type must be one of llada, llava_llada, mmada, got {model_type!r}")
+    refused(
+        folder,
+        ValueError,
+        f"model_type must be one of llada, llava_llada, Dream, llava_dream, mmada, got {model_type!r}",
+    )
 
 
 def test_missing_config_keys(folder):

@@ -43,7 +43,7 @@ def refused(capsys, *argv) -> str:
         (["--window", "100", "--block", "32"], "window must be a multiple of block=32, got 100"),
         (["--steps", "7", "--block", "32"], "steps must be a multiple of the 4 blocks, got 7"),
         (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
-        (["--cache", "disk"], "cache must be one of none, prompt, got 'disk'"),
+        (["--cache", "disk"], "cache must be one of none, prompt, prefix, dual, got 'disk'"),
         (["--dtype", "int8"], "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         (["--device", "cuda"], "device must be"),
         (["--device", "toaster"], "device must be a torch device such as cpu or cuda, got 'toaster'"),
@@ -57,7 +57,7 @@ def test_bad_settings(capsys, argv, message):
 def test_unknown_schedule_lists_the_choices(capsys):
     """case P13"""
     err = refused(capsys, "--model", "demo", "--prompt", "read row 1 .", "--schedule", "low_confidence")
-    assert "schedule must be one of even, linear, shift, cosine, logit_normal, got 'low_confidence'" in err
+    assert "schedule must be one of even, linear, shift, cosine, logit_normal, dream, got 'low_confidence'" in err
 
 
 def test_missing_checkpoint(capsys, tmp_path):
