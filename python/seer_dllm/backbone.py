@@ -51,7 +51,7 @@ class Packing:
         return len(set(self.lengths)) <= 1
 
 
-@dataclass
+@dataclass(eq=False)
 class KeyValues:
     """Keys (RoPE applied) and values of rows: per layer two `[T, Hkv, D]` tensors, laid out by `packing`."""
 

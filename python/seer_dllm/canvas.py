@@ -53,22 +53,21 @@ class Cache:
         parts = [(0, start), (stop, len(lane.row.prompt) + lane.row.window)]
         self.pieces[lane] = [(held, first + a, first + b) for a, b in parts if a < b]
 
+    def drop_all_but(self, rows: set[Row]) -> None:
+        self.pieces = {lane: own for lane, own in self.pieces.items() if lane.row in rows}
+
     def lay(self, lanes: Sequence[Lane], device) -> KeyValues | None:
-        """The lanes' keys and values in one buffer, which the cache refers to from now on; None where there are none."""
+        """The lanes' keys and values in one buffer, which the cache refers to from now on; None if there are none."""
         pieces = [self.pieces[lane] if lane.row.reuses else [] for lane in lanes]
         flat = [piece for own in pieces for piece in own]
         if not flat:
             return None
         packing = Packing([sum(stop - start for _, start, stop in own) for own in pieces], device=device)
         source = flat[0][0]
-        spans = [(start, stop) for held, start, stop in flat if held is source]
         laid = list(zip(packing.starts, packing.starts[1:], strict=False))
-        if (
-            len(spans) == len(flat)
-            and spans == [s for s in laid if s[0] < s[1]]
-            and source.packing.total == spans[-1][1]
-        ):
-            return KeyValues(packing, source.layers)  # already lies so
+        as_laid = [(source, start, stop) for start, stop in laid if start < stop]
+        if flat == as_laid and source.packing.total == packing.total:
+            return KeyValues(packing, source.layers)  # lies so already
         layers = [
             tuple(torch.cat([held.layers[i][part][start:stop] for held, start, stop in flat]) for part in (0, 1))
             for i in range(len(source.layers))
@@ -149,11 +148,12 @@ class Canvas:
         return self.rows == list(rows) and all(self.spans[row] == row.span for row in rows)
 
     def remade(self, rows: Sequence[Row]) -> Canvas:
-        """The canvas of `rows` as they stand now. Rows that fed all and now feed less go on with this forward's keys."""
-        if self.kept is not None:
-            for first, lane in zip(self.packing.starts, self.lanes, strict=False):
-                if lane.row in set(rows) and lane.row.reuses and lane.row not in self._reusing:
-                    self.cache.hold(lane, self.kept, first)
+        """The canvas of `rows` as they stand now; rows that now feed less go on with this forward's keys."""
+        going_on = {row for row in rows if row.reuses}
+        self.cache.drop_all_but(going_on)
+        for first, lane in zip(self.packing.starts, self.lanes, strict=False):
+            if lane.row in going_on and lane.row not in self._reusing:
+                self.cache.hold(lane, self.kept, first)
         return Canvas(self.backbone, rows, self.cache)
 
     def _lay_prompts(self) -> Tensor:

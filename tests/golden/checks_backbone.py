@@ -2,7 +2,7 @@
 
 import torch
 from harness import Case, golden_kind
-from models import DREAM, LLADA, model_of, prompt_of
+from models import LLADA, model_of, prompt_of
 
 from seer_dllm.backbone import KeyValues, Packing, RMSNorm, apply_rope, rope_table
 

@@ -2,7 +2,6 @@
 
 from unittest import mock
 
-import pytest
 import torch
 from checks_generate import READ, dream_config
 from harness import Case, golden_kind
@@ -29,9 +28,8 @@ def forwards(case: Case, prompts, config):
 @golden_kind("fast_dual_cache", family=LLADA)
 def fast_cache(case: Case) -> None:
     """One row, as in the reference, and then beside another row whose blocks begin at other steps."""
-    model, ids = model_of(case), case.inputs["input_ids"]
     cache = case.kind.removeprefix("fast_").removesuffix("_cache")
-    check_block_cache(case, ids, READ[case.family](case.settings | {"cache": cache}))
+    check_block_cache(case, case.inputs["input_ids"], READ[case.family](case.settings | {"cache": cache}))
 
 
 def check_block_cache(case: Case, ids: torch.Tensor, config) -> None:

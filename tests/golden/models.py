@@ -10,8 +10,7 @@ import seer_dllm
 from seer_dllm.vision import splice_image
 
 LLADA = {"llada", "llada_gqa", "mmada"}  # one model, under the same names
-DREAM = {"dream", "lavida_dream"}
-NATIVE = LLADA | DREAM | {"lavida_llada"}
+NATIVE = LLADA | {"lavida_llada", "dream", "lavida_dream"}
 
 
 @cache
