@@ -96,8 +96,7 @@ class Canvas:
         self.past = cache.lay(self.lanes, device)
         # Keys and values of this forward, where a row will go on with them.
         self.kept: KeyValues | None = None
-        self.spans = {row: row.span for row in self.rows}
-        self._reusing = {row for row in self.rows if row.reuses}
+        self._fed = {row: (row.span, row.reuses) for row in self.rows}
 
         self.packing = Packing(
             [lane.fed_prompt + len(lane.fed_slots) for lane in self.lanes],
@@ -145,14 +144,15 @@ class Canvas:
 
     def fits(self, rows: Sequence[Row]) -> bool:
         """Whether these are the rows on the canvas, and they feed what it was made for."""
-        return self.rows == list(rows) and all(self.spans[row] == row.span for row in rows)
+        return self.rows == list(rows) and all(self._fed[row] == (row.span, row.reuses) for row in rows)
 
     def remade(self, rows: Sequence[Row]) -> Canvas:
         """The canvas of `rows` as they stand now; rows that now feed less go on with this forward's keys."""
         going_on = {row for row in rows if row.reuses}
         self.cache.drop_all_but(going_on)
         for first, lane in zip(self.packing.starts, self.lanes, strict=False):
-            if lane.row in going_on and lane.row not in self._reusing:
+            _, reused = self._fed[lane.row]
+            if lane.row in going_on and not reused:
                 self.cache.hold(lane, self.kept, first)
         return Canvas(self.backbone, rows, self.cache)
 
@@ -264,7 +264,9 @@ def prefill(backbone: Backbone, rows: Sequence[Row]) -> Cache:
         for row in waiting:
             if row.ids[0] == row.mask_id:
                 first = torch.tensor([canvas.starts[row]], device=backbone.device)
-                row.write_first(ops.token_confidence(canvas.logits(hidden, first))[0])
+                eos = torch.tensor([backbone.config.eos_id], device=backbone.device)
+                suppressed = eos if row.config.suppress_eos else None
+                row.write_first(ops.token_confidence(canvas.logits(hidden, first), suppress=suppressed)[0])
     for row in waiting:
         row.prefilled = True
     for first, lane in zip(canvas.packing.starts, canvas.lanes, strict=False):

@@ -5,11 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
-from seer_dllm.config import CACHES, COMMIT_RULES, SCHEDULES, STEP0, STEPS_POLICIES, GenerationConfig, Truncation
+from seer_dllm.config import (
+    BLOCK_CACHES,
+    CACHES,
+    COMMIT_RULES,
+    SCHEDULES,
+    STEP0,
+    STEPS_POLICIES,
+    GenerationConfig,
+    Truncation,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,16 +60,28 @@ def make_parser() -> Parser:
     gen.add_argument("--block", type=int, metavar="N", help="slots of a block (default: the whole window)")
     gen.add_argument("--schedule", default="even", metavar="NAME", help=", ".join(SCHEDULES))
     gen.add_argument("--shift", type=float, default=3.0, metavar="X", help="of the shift schedule (default 3)")
+    gen.add_argument("--eps", type=float, default=1e-3, metavar="X", help="end of the dream schedule's times (0.001)")
+    gen.add_argument("--times", type=int, metavar="N", help="steps of the dream schedule's times (default: --steps)")
     gen.add_argument("--commit", default="low_confidence", metavar="NAME", help=", ".join(COMMIT_RULES))
     gen.add_argument("--threshold", type=float, metavar="X", help="write every slot at or above this confidence")
+    gen.add_argument(
+        "--hold-back", action="store_true", help="a step writes its quota at most, the threshold's rest comes later"
+    )
     gen.add_argument("--factor", type=float, metavar="X", help="Fast-dLLM's factor rule")
     gen.add_argument("--temperature", type=float, default=0.0, metavar="X")
+    gen.add_argument("--top-p", type=float, metavar="X", help="only the most probable tokens, up to this mass")
+    gen.add_argument("--top-k", type=int, metavar="N", help="only this many of the most probable tokens")
     gen.add_argument("--seed", type=int, default=0, metavar="N")
     gen.add_argument("--cfg-scale", type=float, default=0.0, metavar="X", help="classifier-free guidance")
     gen.add_argument("--cache", default="none", metavar="NAME", help=", ".join(CACHES))
     gen.add_argument("--suppress-eos", action="store_true", help="never predict EOS (switches the cut off)")
+    gen.add_argument("--defer-end", action="store_true", help="write ends last (switches the cut off)")
     gen.add_argument("--stop", action="append", default=[], metavar="TEXT", help="cut the answer at this string")
-    gen.add_argument("--step0", default="carry", metavar="NAME", help=", ".join(STEP0))
+    gen.add_argument(
+        "--step0",
+        metavar="NAME",
+        help=f"{', '.join(STEP0)} (default: carry; restart with {', '.join(BLOCK_CACHES)})",
+    )
     gen.add_argument("--steps-policy", default="rescale", metavar="NAME", help=", ".join(STEPS_POLICIES))
     gen.add_argument("--no-safety-net", action="store_true", help="never let a cut window grow again")
     gen.add_argument("--stock", action="store_true", help="run the stock algorithm, without the cut")
@@ -71,9 +93,7 @@ def make_parser() -> Parser:
 
 def run_generate(args: argparse.Namespace) -> None:
     # Settings are checked before torch and the checkpoint are loaded.
-    names = ("window", "steps", "block", "schedule", "shift", "commit", "threshold", "factor", "temperature", "seed",
-             "cfg_scale", "cache", "suppress_eos")  # fmt: skip
-    config = GenerationConfig(**{name: getattr(args, name) for name in names}, stop=tuple(args.stop))
+    config = GenerationConfig(**{field.name: getattr(args, field.name) for field in fields(GenerationConfig)})
     truncation = None
     if not args.stock:
         truncation = Truncation(step0=args.step0, steps_policy=args.steps_policy, safety_net=not args.no_safety_net)
@@ -97,10 +117,12 @@ def run_generate(args: argparse.Namespace) -> None:
             on_step=lambda row: bar.update(),
         )
     if args.json:
+        used = {"profile": asdict(model.profile), "step0": truncation.step0_with(config.cache)} if truncation else {}
         settings = {
-            "model": str(args.model), "window": config.window, "steps": config.steps, "block": config.block,
-            "schedule": config.schedule, "cache": config.cache, "truncation": truncation and asdict(truncation),
-        }  # fmt: skip
+            "model": str(args.model),
+            **asdict(config),
+            "truncation": truncation and asdict(truncation) | used,
+        }
         print(json.dumps({"settings": settings, **asdict(result)}, ensure_ascii=False, indent=1))
         return
     print(result.text)
@@ -139,7 +161,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, or 2 for input that can't be used."""
     args = make_parser().parse_args(argv)
     try:
-        COMMANDS[args.command](args)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"seer {args.command}: {message}", file=sys.stderr)
+            COMMANDS[args.command](args)
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"seer {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -157,6 +157,10 @@ class Truncation:
         if self.profile is not None and not isinstance(self.profile, Profile):
             raise ValueError(f"profile must be a Profile or None, got {self.profile!r}")
 
+    def step0_with(self, cache: str) -> str:
+        """How a row with this cache is cut: as asked, or what suits the cache."""
+        return self.step0 or ("restart" if cache in BLOCK_CACHES else "carry")
+
 
 @dataclass(frozen=True)
 class GenerationConfig:

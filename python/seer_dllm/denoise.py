@@ -36,7 +36,9 @@ def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: 
     if not active:
         return
     cache = prefill(backbone, active)
-    active = [row for row in active if _still_open(row)]  # a prefill may have written a slot
+    active = [row for row in active if _still_open(row)]  # a prefill may have written a window's only slot
+    if not active:
+        return
     canvas = Canvas(backbone, active, cache)
     hidden = canvas.embeddings()
     if any(row.truncation is not None for row in active):
@@ -167,6 +169,8 @@ def _decide(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], slots: Tensor, 
     for b, row in enumerate(rows):
         if row.config.top_p is not None or row.config.top_k is not None:
             own = owner == b
+            if row.config.suppress_eos:  # before the filters, which might leave nothing else
+                logits[own, canvas.backbone.config.eos_id] = float("-inf")
             logits[own] = leave_most_probable(logits[own], row.config)
             if temperature is not None:  # it is in the logits now
                 temperature[own] = (temperature[own] > 0).float()

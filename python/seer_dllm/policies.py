@@ -82,7 +82,7 @@ def leave_most_probable(logits: Tensor, config: GenerationConfig) -> Tensor:
         logits = logits / config.temperature
     lowest = torch.finfo(logits.dtype).min
     if config.top_p is not None and config.top_p < 1:
-        ranked, order = logits.sort(dim=-1, descending=True)
+        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
         beyond = ranked.softmax(-1).cumsum(-1) > config.top_p
         beyond = torch.cat((torch.zeros_like(beyond[:, :1]), beyond[:, :-1]), dim=1)  # the first beyond still counts
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), lowest)
@@ -101,7 +101,7 @@ class CommitRule:
         random: ranks are random numbers of the row's own generator instead.
         threshold: write every slot at or above it, the best at least; NaN: go by quota.
         factor: take the longest run of ranks n whose confidence is at least `1 - factor / (n + 1)`.
-        hold_back: the threshold bounds the quota instead of replacing it.
+        hold_back: the threshold bounds the quota instead of replacing it; the best slot is written all the same.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class CommitRule:
         only where the rule needs them.
         """
         if self.hold_back:
-            ranked = confidence().sort(descending=True).values[:planned]
+            ranked = confidence().sort(descending=True).values[: max(1, planned)]
             return max(1, int((ranked >= self.threshold).sum()))
         return planned if self.factor is None else factor_quota(confidence(), self.factor)
 

@@ -129,8 +129,8 @@ class Row:
 
     @property
     def step0(self) -> str:
-        """How this row is cut: as asked, or what suits its cache."""
-        return self.truncation.step0 or ("restart" if self.config.cache in BLOCK_CACHES else "carry")
+        """How this row is cut."""
+        return self.truncation.step0_with(self.config.cache)
 
     @property
     def _first_is_known_now(self) -> bool:
@@ -150,11 +150,10 @@ class Row:
     def quota(self, confidence: Callable[[], Tensor]) -> int:
         """Slots to write in this step; `confidence` as in `CommitRule.quota`."""
         quotas = self.block.quotas
-        if self.sure is not None and not self.rule.counts_steps:
-            return 1
         # Rules that do not count steps may take more of them than were planned.
         planned = quotas[self.step] if self.step < len(quotas) else int(not self.rule.hold_back)
-        quota = self.rule.quota(planned + self.held, confidence)
+        only_sure = self.sure is not None and not self.rule.counts_steps
+        quota = 1 if only_sure else self.rule.quota(planned + self.held, confidence)
         self.held += planned - quota if self.rule.hold_back else 0
         return quota
 

@@ -6,6 +6,7 @@ Everything travels inside the hidden states, so a cut, a repack or a cache that 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -69,9 +70,9 @@ class ScriptedBackbone(nn.Module):
 
     resumes = True
 
-    def __init__(self, scripts: Sequence[Script]) -> None:
+    def __init__(self, scripts: Sequence[Script], shift: bool = False) -> None:
         super().__init__()
-        self.config = ModelConfig(VOCAB, 5, 4, LAYERS, 1, 1, 4, 1e4, 1e-5, mask_id=MASK, eos_id=EOS)
+        self.config = ModelConfig(VOCAB, 5, 4, LAYERS, 1, 1, 4, 1e4, 1e-5, mask_id=MASK, eos_id=EOS, shift=shift)
         self.embed = nn.Embedding(VOCAB, 5)
         with torch.no_grad():
             self.embed.weight.zero_()
@@ -101,13 +102,15 @@ class ScriptedBackbone(nn.Module):
         out, share = hidden.clone(), torch.zeros(len(hidden))
         for b, length in enumerate(packing.lengths):
             own = slice(packing.starts[b], packing.starts[b] + length)
-            prompt = hidden[own][hidden[own, IS_PROMPT] == 1]
-            if past is not None:
+            seen = hidden[own]
+            if past is not None:  # prompt tokens, and with block caches window tokens as well
                 at = past.packing.starts
-                prompt = torch.cat((past.layers[start][0][at[b] : at[b + 1]], prompt))
+                seen = torch.cat((past.layers[start][0][at[b] : at[b + 1]], seen))
+            is_prompt = seen[:, IS_PROMPT] == 1
+            prompt = seen[is_prompt]
             script = int(prompt[0, SCRIPT]) if len(prompt) else 0
             slot = packing.positions[own] - len(prompt)
-            written = ((slot >= 0) & (hidden[own, TOKEN] != MASK)).any()
+            written = (seen[~is_prompt, TOKEN] != MASK).any()
             out[own, SCRIPT], out[own, SLOT], out[own, WRITTEN] = script, slot.to(out), written.to(out)
             share[own] = torch.where(slot >= 0, self.shares[script][slot.clamp(min=0)], 0.0)
         if probe is not None:
@@ -117,6 +120,7 @@ class ScriptedBackbone(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         script, slot, written = (hidden[:, i].long() for i in (SCRIPT, SLOT, WRITTEN))
+        slot = slot + self.config.shift
         out = torch.zeros(len(hidden), VOCAB)
         out[torch.arange(len(hidden)), self.tokens[script, written, slot]] = sureness(slot)
         return out
@@ -140,11 +144,12 @@ class Scripted:
 
     scripts: Sequence[Script]
     margin: int = 0
+    shift: bool = False  # as in Dream, whose tokens decide the slots behind them
     model: Model = field(init=False)
 
     def __post_init__(self) -> None:
         profile = Profile(margin=self.margin)
-        self.backbone = ScriptedBackbone(self.scripts)
+        self.backbone = ScriptedBackbone(self.scripts, self.shift)
         self.model = Model(FAMILIES[0], self.backbone, None, Words(), (EOS, EOT), profile)
 
     def prompt(self, script: int = 0, length: int = 5) -> Tensor:
@@ -168,17 +173,34 @@ def words(n: int) -> list[int]:
 
 
 @cache
-def llada() -> Model:
-    """The tiny random-weight LLaDA of the golden data, with the ends that its cases name."""
-    model = seer_dllm.load(GOLDEN / "llada")
-    model.end_ids = (481, 490)
+def tiny(family: str) -> Model:
+    """A tiny random-weight model of the golden data, with the ends that its cases name."""
+    model = seer_dllm.load(GOLDEN / family)
+    ids = json.loads((GOLDEN / family / "cases.json").read_text())["token_ids"]
+    model.end_ids = tuple(ids[name] for name in ("eos", "eot") if name in ids)
     return model
 
 
-def random_prompt(seed: int, length: int) -> Tensor:
-    """Embeddings `[length, H]` of random ids of the tiny LLaDA, none of them special."""
-    ids = torch.randint(0, 480, (length,), generator=torch.Generator().manual_seed(seed))
-    return llada().embed_ids(ids)
+def llada() -> Model:
+    return tiny("llada")
+
+
+def random_prompt(seed: int, length: int, family: str = "llada") -> Tensor:
+    """Embeddings `[length, H]` of random ids of a tiny model, none of them special."""
+    model = tiny(family)
+    plain = min(model.backbone.config.mask_id, *model.end_ids) - 1
+    return model.embed_ids(torch.randint(0, plain, (length,), generator=torch.Generator().manual_seed(seed)))
+
+
+EAGER = Profile(margin=0, min_snr=0.05, plateau=0.0, threshold=0.05)  # almost any rise is an end: random weights cut
+
+
+def differences(result: Result, other: Result) -> list[str]:
+    """What of two rows' answers and their cost is not the same."""
+    names = (
+        "window_ids", "boundary", "reason", "steps", "forwards", "token_forwards", "net_early", "net_late",
+    )  # fmt: skip
+    return [name for name in names if getattr(result, name) != getattr(other, name)]
 
 
 class Written:

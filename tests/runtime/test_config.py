@@ -53,6 +53,22 @@ SIZES = {
         ({"shift": -2}, "shift must be a number of at least 0, got -2"),
         ({"shift": "3"}, "shift must be a number of at least 0, got '3'"),
         ({"shift": math.inf}, "shift must be a number of at least 0, got inf"),
+        ({"eps": -0.1}, "eps must be a number in [0, 1], got -0.1"),
+        ({"eps": 1.5}, "eps must be a number in [0, 1], got 1.5"),
+        ({"eps": None}, "eps must be a number in [0, 1], got None"),
+        ({"times": 0}, "times must be a positive whole number, got 0"),
+        ({"times": 2.0}, "times must be a positive whole number, got 2.0"),
+        ({"steps": 64, "times": 63}, "times must be at least steps=64, got 63"),
+        ({"window": 32, "times": 16}, "times must be at least steps=32, got 16"),
+        ({"top_p": 1.1}, "top_p must be a number in [0, 1], got 1.1"),
+        ({"top_p": -1}, "top_p must be a number in [0, 1], got -1"),
+        ({"top_p": math.nan}, "top_p must be a number in [0, 1], got nan"),
+        ({"top_p": True}, "top_p must be a number in [0, 1], got True"),
+        ({"top_k": 0}, "top_k must be a positive whole number, got 0"),
+        ({"top_k": 5.0}, "top_k must be a positive whole number, got 5.0"),
+        ({"hold_back": 1}, "hold_back must be True or False, got 1"),
+        ({"hold_back": True}, "hold_back must be False without a threshold, got True"),
+        ({"hold_back": True, "factor": 1.0}, "hold_back must be False without a threshold, got True"),
         ({"seed": 1.5}, "seed must be a whole number of at most 64 bits, got 1.5"),
         ({"seed": True}, "seed must be a whole number of at most 64 bits, got True"),
         ({"seed": 1 << 63}, "seed must be a whole number of at most 64 bits, got 9223372036854775808"),
@@ -76,7 +92,16 @@ def test_generation_defaults_and_edges():
     assert GenerationConfig(window=1).steps == 1
     GenerationConfig(window=64, block=32, steps=200)  # more steps than slots: never more than masks are made
     GenerationConfig(window=64, block=16, steps=3, threshold=0.5)  # steps don't count with a threshold
-    for edge in ({"threshold": 0}, {"threshold": 1}, {"factor": 0}, {"temperature": 2}, {"seed": -(1 << 63)}):
+    GenerationConfig(window=64, steps=32, times=32, top_p=0, top_k=1 << 40, eps=0, threshold=1, hold_back=True)
+    for edge in (
+        {"eps": 1},
+        {"top_p": 1},
+        {"threshold": 0},
+        {"threshold": 1},
+        {"factor": 0},
+        {"temperature": 2},
+        {"seed": -(1 << 63)},
+    ):
         GenerationConfig(**edge)
 
 
@@ -114,6 +139,14 @@ def test_profile_errors(values, message):
 def test_truncation_errors(values, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Truncation(**values)
+
+
+@pytest.mark.parametrize("asked", [None, "carry", "restart"])
+@pytest.mark.parametrize(
+    ("cache", "suits"), [("none", "carry"), ("prompt", "carry"), ("prefix", "restart"), ("dual", "restart")]
+)
+def test_step0_suits_the_cache_unless_asked(cache, suits, asked):
+    assert Truncation(step0=asked).step0_with(cache) == (asked or suits)
 
 
 @pytest.mark.parametrize(

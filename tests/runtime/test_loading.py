@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from folders import DOWN, HEAD, INDEX, SHARDS, configure, refused, rewrite, shard, tiny_llada
+from folders import DOWN, HEAD, INDEX, SHARDS, configure, refused, rewrite, shard, tiny_llada, tiny_llada_v
 from safetensors.torch import load_file, save_file
 from scripted import GOLDEN
 
@@ -197,47 +197,10 @@ def test_a_broken_vision_config_is_named(tmp_path):
     refused(tmp_path / "model", ValueError, "vision_config.json must be a JSON file")
 
 
-LLAMA = {
-    "wte": "model.embed_tokens",
-    "ln_f": "model.norm",
-    "ff_out": "lm_head",
-    "attn_norm": "input_layernorm",
-    "ff_norm": "post_attention_layernorm",
-    "q_proj": "self_attn.q_proj",
-    "k_proj": "self_attn.k_proj",
-    "v_proj": "self_attn.v_proj",
-    "attn_out": "self_attn.o_proj",
-    "ff_proj": "mlp.gate_proj",
-    "up_proj": "mlp.up_proj",
-}
-
-
-def llama_name(name: str) -> str:
-    *_, kind, _ = name.split(".")
-    if ".blocks." not in name:
-        return f"{LLAMA[kind]}.weight"
-    layer = name.split(".")[3]
-    return f"model.layers.{layer}.{'mlp.down_proj' if kind == 'ff_out' else LLAMA[kind]}.weight"
-
-
 @pytest.fixture(params=["llada", "llada_gqa"])
 def llada_v(tmp_path, request):
     """A tiny LLaDA, and the same weights as LLaDA-V names them, with an image tower's tensor that nobody reads."""
-    source, folder = GOLDEN / request.param, tmp_path / "llada_v"
-    folder.mkdir()
-    raw = json.loads((source / "config.json").read_text())
-    config = {
-        "model_type": "llava_llada", "architectures": ["LlavaLLaDAModelLM"], "hidden_size": raw["d_model"],
-        "intermediate_size": raw["mlp_hidden_size"], "num_hidden_layers": raw["n_layers"],
-        "num_attention_heads": raw["n_heads"], "num_key_value_heads": raw["n_kv_heads"],
-        "vocab_size": raw["embedding_size"] or raw["vocab_size"], "mask_token_id": raw["mask_token_id"],
-        "eos_token_id": raw["eos_token_id"], "rope_theta": raw["rope_theta"], "rms_norm_eps": raw["rms_norm_eps"],
-        "hidden_act": "silu", "attention_bias": False, "rope_scaling": None, "tie_word_embeddings": False,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = {llama_name(name): tensor for name, tensor in load_file(source / "model.safetensors").items()}
-    save_file(tensors | {"model.vision_tower.x": torch.zeros(3)}, folder / "model.safetensors")
-    return source, folder
+    return GOLDEN / request.param, tiny_llada_v(tmp_path / "llada_v", request.param)
 
 
 def test_llada_v_is_llada_under_other_names(llada_v, reads):

@@ -5,6 +5,8 @@ from scripted import EOS, LAYERS, MASK, Script, Scripted, Written, words
 
 from seer_dllm import GenerationConfig, Truncation
 
+pytestmark = pytest.mark.filterwarnings("ignore:the prompt cache is an approximation")
+
 
 def nets(result):
     return result.net_early, result.net_late, result.extended
