@@ -6,8 +6,10 @@ Beside the hub's files a folder may hold `seer.json`, ours:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import mmap
 from collections.abc import Iterable, Mapping
 from io import FileIO
 from pathlib import Path
@@ -30,6 +32,7 @@ from seer_dllm.vision.magvit import CONFIG_FILE, MagvitConfig, MagvitEncoder, co
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Safetensors' names of the dtypes that weights may be stored in.
 FILE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+HUGE = 1 << 23  # bytes from which a tensor gets huge pages, which have 2 MiB
 BUFFER = 1 << 22  # elements that are converted at once: they should stay in the processor's cache
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -72,6 +75,20 @@ def _read_exactly(stream: FileIO, target: Tensor) -> None:
         if not count:
             raise EOFError
         rest = rest[count:]
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """`torch.empty`; on the CPU in huge pages where the system grants them.
+
+    Weights are written once and in full. In small pages that costs as much in page faults as reading the file.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if torch.device(device).type != "cpu" or nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -145,7 +162,7 @@ class Weights:
             ValueError: the file has become shorter since its header was read.
         """
         place = self._places[name]
-        tensor = torch.empty(place.shape, dtype=dtype, device=device)
+        tensor = _empty(place.shape, dtype, device)
         flat = tensor.view(-1)
         stored = FILE_DTYPES[place.dtype]
         with place.file.open("rb", buffering=0) as stream:
