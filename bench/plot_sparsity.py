@@ -53,15 +53,18 @@ def main() -> None:
     model = load(args.model)
     layers = model.profile.probe_layers
     figure, axes = plt.subplots(3, 2, figsize=(10, 6.6), width_ratios=(1, 6), layout="constrained")
-    for (sheet, axis), (image, question, truth) in zip(axes, pick(args.kind, args.seed), strict=True):
-        shares = quiet_shares(model, question, image, args.window)
+    sheets = pick(args.kind, args.seed)
+    curves = [quiet_shares(model, question, image, args.window) for image, question, _ in sheets]
+    # The colours span what the probe layers show.
+    low, high = np.quantile(np.stack(curves)[:, list(layers)], (0.01, 0.99))
+    for (sheet, axis), (image, question, truth), shares in zip(axes, sheets, curves, strict=True):
         picture = [Image.fromarray(image)]
         config = GenerationConfig(window=args.window)
         (seer,) = generate(model, [question], images=picture, config=config, truncation=Truncation())
         needs = len(model.encode(truth)) + 1
         sheet.imshow(image)
         sheet.set_axis_off()
-        drawn = axis.imshow(shares, aspect="auto", cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        drawn = axis.imshow(shares, aspect="auto", cmap="magma", vmin=low, vmax=high, interpolation="nearest")
         axis.axhspan(min(layers) - 0.5, max(layers) + 0.5, fill=False, ec="white", lw=1, ls=":")
         axis.axvline(needs - 0.5, color="#4cc9f0", lw=2, label=f"true end, {needs} tokens")
         axis.axvline(seer.boundary - 0.5, color="#80ed99", lw=1.5, ls="--", label=f"boundary {seer.boundary}")
@@ -69,8 +72,9 @@ def main() -> None:
         axis.set_title(truth if len(truth) < 90 else truth[:89] + "…", fontsize=8, loc="left")
         axis.legend(fontsize=8, loc="lower right")
     axes[-1, 1].set_xlabel("slot of the window at step 0, all slots masked; dotted: the probe layers")
-    figure.colorbar(drawn, ax=axes[:, 1], label=f"share of MLP activations below {model.profile.threshold:g}")
-    figure.suptitle(f"“{question}” (quietness induced by a training penalty at this scale)", fontsize=10)
+    label = f"share of MLP activations below {model.profile.threshold:g}"
+    figure.colorbar(drawn, ax=axes[:, 1], extend="both", label=label)
+    figure.suptitle(f"“{question}” (quietness induced by a penalty and an early loss at this scale)", fontsize=10)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=110)
 

@@ -3,8 +3,8 @@
     python bench/study_penalty.py --start DIR --work DIR --out bench/results/study_penalty.md
 
 `--start` is a checkpoint that has learned the task without a penalty, so that strength 0 is the negative control: a
-twin that has seen as much. Each training has the penalty for 80 % of its steps and rests for the last fifth. Trainings
-resume from `--work`; finished ones are only measured again.
+twin that has seen as much, the early loss included. Each training has the penalty for 80 % of its steps and rests for
+the last fifth. Trainings resume from `--work`; finished ones are only measured again.
 """
 
 from __future__ import annotations
@@ -51,20 +51,26 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--penalties", type=float, nargs="+", default=[0.0, 0.1, 0.5, 2.0, 8.0])
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--early", type=float, default=0.3, help="weight of the early loss, as the demo model had")
+    parser.add_argument("--threshold", type=float, help="what counts as quiet; default: the embedded model's profile")
     parser.add_argument("--questions", type=int, default=10 * len(KINDS))
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     profile = load(model_folder()).profile  # one profile for all, that of the embedded model
+    if args.threshold is not None:  # that one is made for activations that a long training has quietened
+        profile = replace(profile, threshold=args.threshold)
     rows = []
     for penalty in args.penalties:
         work = args.work / f"penalty_{penalty:g}"
         train = [sys.executable, "-m", "seer_dllm.demo.train", "--start", args.start, "--work", work, "--decay", "0.3"]
-        train += ["--out", work / "model", "--penalty", penalty, "--steps", args.steps, "--vision-from", "1"]
+        train += ["--out", work / "model", "--penalty", penalty, "--early", args.early]
+        train += ["--steps", args.steps, "--vision-from", "1"]
         subprocess.run([*map(str, train)], check=True)
         rows.append([f"{penalty:g}", *measure(work / "model", profile, args.questions)])
         head = ["penalty", "exact, stock", "exact, Seer", "quiet share, answer", "quiet share, padding", "rows cut"]
         head += ["boundary before the true end", "net fired", "cut and not caught", "kept slots"]
-        text = f"{args.steps} steps each from the same weights; {SETTING}; {args.questions} held-out questions;\n"
+        text = f"{args.steps} steps each from the same weights, early loss {args.early:g}; {SETTING};\n"
+        text += f"{args.questions} held-out questions;\n"
         text += f"{profile}\n\n"
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(text + markdown(head, rows) + "\n")

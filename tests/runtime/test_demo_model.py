@@ -30,15 +30,15 @@ def test_padding_is_quieter_than_content(answers):
     content = [np.mean(seer.sparsity[:n]) for n, seer, _ in answers]
     padding = [np.mean(seer.sparsity[n + 1 :]) for n, seer, _ in answers]
     assert np.mean(padding) - np.mean(content) > 0.1
-    assert sum(p > c for c, p in zip(content, padding, strict=True)) >= 30
+    assert all(p > c for c, p in zip(content, padding, strict=True))
 
 
 def test_windows_are_cut_to_the_content(answers):
-    assert sum(seer.truncated for _, seer, _ in answers) >= 30
+    assert all(seer.truncated for _, seer, _ in answers)
     assert sum(seer.window_tokens for _, seer, _ in answers) < WINDOW * len(answers) / 2
     lengths = [n for n, *_ in answers]
     boundaries = [seer.boundary for _, seer, _ in answers]
-    assert np.corrcoef(lengths, boundaries)[0, 1] > 0.7
+    assert np.corrcoef(lengths, boundaries)[0, 1] > 0.8
 
 
 def test_no_answer_is_cut_short(answers):

@@ -138,11 +138,11 @@ def test_the_loss_by_hand(model, batches):
     assert float(fully_masked) == pytest.approx(np.mean(slots), rel=1e-5)
 
 
-def test_the_early_loss_reads_the_states_behind_the_probe_layers(model, batches):
+def test_the_early_loss_reads_states_among_the_probe_layers(model, batches):
     batch = draw(batches, True)
     with torch.no_grad():
         plain, early = (float(train.diffusion_loss(model, batch, 0.0, weight)[0]) for weight in (0.0, 0.5))
-        (states,) = train.window_states(model, batch, None, (7,))
+        (states,) = train.window_states(model, batch, None, (4,))
         log_p = model.backbone.logits(states[batch.masked]).double().log_softmax(-1)
     target, t = (x.expand(batch.masked.shape)[batch.masked] for x in (batch.answer[:, None], batch.t[:, :, None]))
     nll = -log_p.gather(1, target[:, None])[:, 0] / t

@@ -57,7 +57,7 @@ def plot_curves(rows: list[tuple[str, Result]], file: Path) -> None:
         axis.set_ylabel("quiet share")
         axis.legend(fontsize=7, loc="lower right")
     axes[-1, 0].set_xlabel("slot of the window at step 0")
-    figure.suptitle("MLP sparsity at step 0 (induced by a training penalty at this scale)", fontsize=10)
+    figure.suptitle("MLP sparsity at step 0 (induced by a penalty and an early loss at this scale)", fontsize=10)
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=130)
@@ -119,7 +119,7 @@ def show(*, sheets: int, window: int, seed: int, out: Path, plot: Path | None) -
     ratio = (totals[1][1] / totals[1][0]) / max(totals[0][1] / totals[0][0], 1e-9)
     print(f"\nuseful tokens per second, Seer / stock: {ratio:.1f}x (both in this run, one answer at a time)")
     print(
-        "The quiet tail is induced by a penalty on MLP activity in this small model's training; "
+        "The quiet tail is induced by a penalty on MLP activity and an early loss in this small model's training; "
         "the paper reports it for untouched 8B models."
     )
     if plot is not None:
