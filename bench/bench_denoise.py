@@ -146,6 +146,7 @@ def main() -> None:
     args = parser.parse_args()
 
     model = load(args.model)
+    name = "demo (embedded)" if args.model == model_folder() else args.model.name
     questions = data.heldout_questions(args.questions, args.seed)
     ways = [way for way in args.rows.split(",") if way]
     grid = list(product(args.cache, args.block or [args.window], args.steps or [args.window], args.batch))
@@ -153,7 +154,7 @@ def main() -> None:
     for cache, block, steps, batch in grid:
         config = GenerationConfig(window=args.window, steps=steps, block=block, cache=cache)
         runs = measure(model, questions, config, batch, ways)
-        sections.append(describe(args.model.name, questions, config, batch, args.seed, runs))
+        sections.append(describe(name, questions, config, batch, args.seed, runs))
         for run in runs[1:]:
             setting = f"| {cache} | {block} | {steps} | {batch} "
             summary.append(setting + row(run, runs[0], questions))
