@@ -203,6 +203,35 @@ def test_the_twin_is_cut_alike(family, cache, step0):
     assert result.forwards == len(seen) - (step0 == "carry")
 
 
+@pytest.mark.parametrize("cache", ["none", "prompt"])
+@every_family
+def test_five_ragged_rows_restart_as_stock_on_their_short_windows(family, cache):
+    """Rows of 1 to 12 prompt tokens whose ends lie all over the window: stock with window', block' and steps'.
+
+    By hand, from (window, block, steps, boundary): up to one block a single one, rounded up to 8 with its share of the
+    steps; beyond it whole blocks with the steps each had.
+    """
+    model = tiny(family)
+    plan = [  # window, block, steps, boundary -> window', block', steps'
+        ((48, 16, 24, 20), (32, 16, 16)),
+        ((48, 16, 24, 3), (8, 8, 4)),
+        ((32, 32, 16, 17), (24, 24, 12)),
+        ((40, 8, 20, 25), (32, 8, 16)),
+        ((24, 24, 24, 1), (8, 8, 8)),
+    ]
+    prompts = [random_prompt(20 + i, n, family) for i, n in enumerate((4, 1, 12, 6, 9))]
+    full = [GenerationConfig(window=w, block=b, steps=s, cache=cache) for (w, b, s, _), _ in plan]
+    short = [GenerationConfig(window=w, block=b, steps=s, cache=cache) for _, (w, b, s) in plan]
+    truncation = Truncation(EAGER, step0="restart", safety_net=False)
+    boundaries = [row[0][3] for row in plan]
+    with mock.patch("seer_dllm.denoise.find_boundary", return_value=(boundaries, [5.0] * 5)):
+        cut = generate(model, prompts, config=full, truncation=truncation)
+    for result, prompt, config in zip(cut, prompts, short, strict=True):
+        (stock,) = generate(model, [prompt], config=config, truncation=None)
+        assert result.truncated and result.window_ids == stock.window_ids
+        assert result.steps == stock.steps and result.forwards == stock.forwards + 1
+
+
 @every_cache
 @every_family
 def test_a_suppressed_end_is_never_predicted(family, cache):
