@@ -143,12 +143,12 @@ def run_demo(args: argparse.Namespace) -> None:
 
 def run_eval_demo(args: argparse.Namespace) -> None:
     from seer_dllm.demo import model_folder
-    from seer_dllm.demo.evaluate import evaluate
+    from seer_dllm.demo.evaluate import evaluate, plan
     from seer_dllm.demo.report import report
 
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"out must be a folder, got the file {str(args.out)!r}")
-    records, model = evaluate(args.model or model_folder(), args.out / "answers.jsonl", args.full)
+    records, model = evaluate(args.model or model_folder(), args.out / "answers.jsonl", plan(args.full))
     text = report(records, model.encode)
     (args.out / "report.md").write_text(text + "\n")
     print(text)

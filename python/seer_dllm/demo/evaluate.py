@@ -7,7 +7,7 @@ where the first stopped. Questions are fixed by the seed, kinds in turn, so that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -144,12 +144,11 @@ def read(file: Path, signature: str) -> list[Record]:
     return records
 
 
-def evaluate(folder: Path, file: Path, full: bool) -> tuple[list[Record], Model]:
-    """Run what of the plan is missing in `file`, and return all its records."""
+def evaluate(folder: Path, file: Path, tasks: Sequence[Task]) -> tuple[list[Record], Model]:
+    """Run what of these tasks is missing in `file`, and return all its records and the model."""
     model = load(folder)
     signature = f"{weights_signature(model)}; {model.profile}; questions of seed {SEED}"
     records = read(file, signature)
-    tasks = plan(full)
     most = max(task.questions for task in tasks)
     asked = data.heldout_questions(most, SEED)
     file.parent.mkdir(parents=True, exist_ok=True)
