@@ -65,13 +65,10 @@ class Task:
 
 
 def plan(full: bool) -> list[Task]:
-    """What is run, each setting and run once. Subset: the star; full: the grid, and the star's windows far longer."""
-    settings, per_kind = (GRID, 10) if full else (STAR, 4)
-    tasks = {(s, run): per_kind * len(KINDS) for s in settings for run in RUNS}
+    """What is run, each setting and run once. Subset: the star; full: the grid, and far more questions for Seer alone."""
+    tasks = {(s, run): 4 * len(KINDS) for s in (GRID if full else STAR) for run in RUNS}
     if full:
-        many = 40 * len(KINDS)
-        tasks |= {(s, "carry"): many for s in WINDOWS}
-        tasks[BASE, "stock"] = many
+        tasks |= {(s, "carry"): 40 * len(KINDS) for s in WINDOWS}
     return [Task(setting, run, n) for (setting, run), n in tasks.items()]
 
 
