@@ -11,23 +11,12 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
-from seer_dllm import GenerationConfig, Model, Truncation, generate, load
-from seer_dllm.backbone import Packing, Probe
+from seer_dllm import GenerationConfig, load
 from seer_dllm.demo import data, model_folder
-
-
-def quiet_shares(model: Model, question: str, image: np.ndarray, window: int) -> np.ndarray:
-    """float `[layers, window]`: share of quiet activations at step 0, where every slot is masked."""
-    config = model.backbone.config
-    with torch.inference_mode():
-        prompt = model.embed_prompt(question, [Image.fromarray(image)])
-        masks = model.backbone.embed(torch.full((window,), config.mask_id))
-        probe = Probe(tuple(range(config.n_layers)), model.profile.threshold)
-        model.backbone.run(torch.cat((prompt, masks)), Packing([len(prompt) + window]), probe=probe)
-        return torch.stack([probe.per_layer[i][-window:] for i in range(config.n_layers)]).numpy()
+from seer_dllm.plot import draw_line, draw_map, map_limits, new_figure, save_figure
+from seer_dllm.probe import probe
 
 
 def pick(kind: str, seed: int) -> list[tuple[np.ndarray, str, str]]:
@@ -45,38 +34,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     model = load(args.model)
-    layers = model.profile.probe_layers
-    figure, axes = plt.subplots(3, 2, figsize=(10, 6.6), width_ratios=(1, 6), layout="constrained")
+    profile = model.profile
     sheets = pick(args.kind, args.seed)
-    curves = [quiet_shares(model, question, image, args.window) for image, question, _ in sheets]
-    # The colours span what the probe layers show.
-    low, high = np.quantile(np.stack(curves)[:, list(layers)], (0.01, 0.99))
-    for (sheet, axis), (image, question, truth), shares in zip(axes, sheets, curves, strict=True):
-        picture = [Image.fromarray(image)]
-        config = GenerationConfig(window=args.window)
-        (seer,) = generate(model, [question], images=picture, config=config, truncation=Truncation())
+    figure = new_figure(10, 6.6)
+    axes = figure.subplots(3, 2, width_ratios=(1, 6))
+    config = GenerationConfig(window=args.window)
+    reports = [probe(model, question, [Image.fromarray(image)], config) for image, question, _ in sheets]
+    quiet = np.concatenate([report.quiet for report in reports], axis=1)
+    limits = map_limits(quiet, reports[0].layers, profile.probe_layers)
+    for (sheet, axis), (image, _, truth), report in zip(axes, sheets, reports, strict=True):
         needs = len(model.encode(truth)) + 1
         sheet.imshow(image)
         sheet.set_axis_off()
-        drawn = axis.imshow(shares, aspect="auto", cmap="magma", vmin=low, vmax=high, interpolation="nearest")
-        axis.axhspan(min(layers) - 0.5, max(layers) + 0.5, fill=False, ec="white", lw=1, ls=":")
-        axis.axvline(needs - 0.5, color="#4cc9f0", lw=2, label=f"true end, {needs} tokens")
-        axis.axvline(seer.boundary - 0.5, color="#80ed99", lw=1.5, ls="--", label=f"boundary {seer.boundary}")
-        axis.set_ylabel("layer")
+        drawn = draw_map(axis, report.quiet, report.layers, profile.probe_layers, limits)
+        draw_line(axis, "end", needs, f"true end, {needs} tokens")
+        draw_line(axis, "boundary", report.boundary, f"boundary {report.boundary}")
         axis.set_title(truth if len(truth) < 90 else truth[:89] + "…", fontsize=8, loc="left")
         axis.legend(fontsize=8, loc="lower right")
     axes[-1, 1].set_xlabel("slot of the window at step 0, all slots masked; dotted: the probe layers")
-    label = f"share of MLP activations below {model.profile.threshold:g}"
+    label = f"share of MLP activations below {profile.threshold:g}"
     figure.colorbar(drawn, ax=axes[:, 1], extend="both", label=label)
-    figure.suptitle(f"“{question}” (quietness induced by a penalty and an early loss at this scale)", fontsize=10)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.out, dpi=110)
+    figure.suptitle(f"“{sheets[0][1]}” (quietness induced by a penalty and an early loss at this scale)", fontsize=10)
+    save_figure(figure, args.out)
 
 
 if __name__ == "__main__":

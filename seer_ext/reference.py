@@ -9,6 +9,7 @@ exists.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +60,35 @@ def _mean_and_squares(values: list[float]) -> tuple[float, float]:
     return mean, _sum([(v - mean) * (v - mean) for v in values])
 
 
+class Candidate(NamedTuple):
+    """A cut that keeps `keep` slots, by the numbers that `snr_boundary` judges it by."""
+
+    keep: int
+    signal: float
+    noise: float
+    snr: float
+    plateau: float
+
+    def passes(self, min_snr: float, plateau: float, min_jump: float) -> bool:
+        return self.signal > min_jump and self.snr >= min_snr and self.plateau >= plateau
+
+
+def snr_candidates(s: list[float], window: int = 8, min_keep: int = 1) -> list[Candidate]:
+    """All cuts of one row `s`, in order: j in `[min_keep, len(s) - 1]`, as `snr_boundary` defines them."""
+    candidates, n = [], len(s)
+    for j in range(min_keep, n):
+        left, right = s[max(0, j - window) : j], s[j : min(n, j + window)]
+        mean_left, squares_left = _mean_and_squares(left)
+        mean_right, squares_right = _mean_and_squares(right)
+        signal = mean_right - mean_left
+        noise = math.sqrt((squares_left + squares_right) / (len(left) + len(right)))
+        noise = max(noise, 1e-3)  # NaN stays NaN and fails every comparison
+        level = mean_left + signal / 2
+        share = sum(v > level for v in s[j:]) / (n - j)
+        candidates.append(Candidate(j, signal, noise, signal / noise, share))
+    return candidates
+
+
 def snr_boundary(
     sparsity: Tensor,
     lengths: Tensor | None = None,
@@ -83,19 +113,11 @@ def snr_boundary(
     for b, row in enumerate(sparsity.double().tolist()):
         n = len(row) if lengths is None else int(lengths[b])
         s, best, best_snr = row[:n], n, 0.0
-        for j in range(min_keep, n):
-            left, right = s[max(0, j - window) : j], s[j : min(n, j + window)]
-            mean_left, squares_left = _mean_and_squares(left)
-            mean_right, squares_right = _mean_and_squares(right)
-            signal = mean_right - mean_left
-            variance = (squares_left + squares_right) / (len(left) + len(right))
-            snr = signal / max(math.sqrt(variance), 1e-3)  # NaN stays NaN and fails every comparison below
-            level = mean_left + signal / 2
-            share = sum(v > level for v in s[j:]) / (n - j)
-            if not (signal > min_jump and snr >= min_snr and share >= plateau):
+        for candidate in snr_candidates(s, window, min_keep):
+            if not candidate.passes(min_snr, plateau, min_jump):
                 continue
-            if best == n or snr - best_snr > 1e-9 * abs(best_snr):
-                best, best_snr = j, snr
+            if best == n or candidate.snr - best_snr > 1e-9 * abs(best_snr):
+                best, best_snr = candidate.keep, candidate.snr
         boundaries.append(best)
         snrs.append(best_snr)
     device = sparsity.device

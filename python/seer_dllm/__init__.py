@@ -1,7 +1,9 @@
 """Seer's runtime: diffusion multimodal language models whose window is cut where the answer ends."""
 
 from seer_dllm.api import Model, Result, generate, load
+from seer_dllm.check import check
 from seer_dllm.config import GenerationConfig, Profile, Truncation
+from seer_dllm.probe import probe
 from seer_dllm.wrap import wrap
 
-__all__ = ["GenerationConfig", "Model", "Profile", "Result", "Truncation", "generate", "load", "wrap"]
+__all__ = ["GenerationConfig", "Model", "Profile", "Result", "Truncation", "check", "generate", "load", "probe", "wrap"]

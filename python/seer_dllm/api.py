@@ -191,6 +191,15 @@ def generate(
     Raises:
         ValueError, TypeError, OSError: an argument is invalid or a picture unreadable; no row has been run then.
     """
+    rows, profile = prepare(model, prompts, images, config, truncation, drafts)
+    denoise(model.backbone, rows, profile, on_step)
+    return [result_of(model, row) for row in rows]
+
+
+def prepare(
+    model: Model, prompts, images=None, config=None, truncation="default", drafts=None
+) -> tuple[list[Row], Profile]:
+    """The rows that `generate` runs for these arguments, and the profile they are probed with. Raises as it does."""
     started = time.perf_counter()
     if not isinstance(prompts, list | tuple):
         raise ValueError(f"prompts must be a list with one entry per row, got a {type(prompts).__name__}")
@@ -207,7 +216,7 @@ def generate(
         warnings.warn(
             f"the prompt cache is an approximation for {model.family.name} models, which were not trained with prompts "
             "that do not see the window",
-            stacklevel=2,
+            stacklevel=3,
         )
     if any(t is not None for t in truncations):
         check_profile(profile, model.backbone.config)
@@ -227,8 +236,7 @@ def generate(
         row = Row(i, prompt, ids, config, truncation, mask_id, model.end_ids, model.backbone.config.shift)
         row.reason, row.started = reason, started
         rows.append(row)
-    denoise(model.backbone, rows, profile, on_step)
-    return [_result(model, row) for row in rows]
+    return rows, profile
 
 
 def _per_row(name: str, value, n: int, kind) -> list:
@@ -306,7 +314,8 @@ def _before_stop(model: Model, ids: list[int], stop: Sequence[str]) -> tuple[str
     return text[: min(found)], ids[:low], True
 
 
-def _result(model: Model, row: Row) -> Result:
+def result_of(model: Model, row: Row) -> Result:
+    """The answer of a row that `denoise` has finished."""
     ids = row.ids.tolist()
     end = row.end()
     text, useful, stopped = _before_stop(model, ids if end is None else ids[:end], row.config.stop)

@@ -20,6 +20,7 @@ from seer_dllm.config import (
     GenerationConfig,
     Truncation,
 )
+from seer_dllm.files import check_output
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,31 +53,7 @@ def make_parser() -> Parser:
     )
 
     gen = commands.add_parser("generate", help="answer a question about a picture with a local checkpoint")
-    gen.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
-    gen.add_argument("--prompt", required=True, metavar="TEXT")
-    gen.add_argument("--image", action="append", default=[], metavar="FILE", help="may be given several times")
-    gen.add_argument("--window", type=int, default=128, metavar="N", help="masked slots (default 128)")
-    gen.add_argument("--steps", type=int, metavar="N", help="denoising steps (default: one slot a step)")
-    gen.add_argument("--block", type=int, metavar="N", help="slots of a block (default: the whole window)")
-    gen.add_argument("--schedule", default="even", metavar="NAME", help=", ".join(SCHEDULES))
-    gen.add_argument("--shift", type=float, default=3.0, metavar="X", help="of the shift schedule (default 3)")
-    gen.add_argument("--eps", type=float, default=1e-3, metavar="X", help="end of the dream schedule's times (0.001)")
-    gen.add_argument("--times", type=int, metavar="N", help="steps of the dream schedule's times (default: --steps)")
-    gen.add_argument("--commit", default="low_confidence", metavar="NAME", help=", ".join(COMMIT_RULES))
-    gen.add_argument("--threshold", type=float, metavar="X", help="write every slot at or above this confidence")
-    gen.add_argument(
-        "--hold-back", action="store_true", help="a step writes its quota at most, the threshold's rest comes later"
-    )
-    gen.add_argument("--factor", type=float, metavar="X", help="Fast-dLLM's factor rule")
-    gen.add_argument("--temperature", type=float, default=0.0, metavar="X")
-    gen.add_argument("--top-p", type=float, metavar="X", help="only the most probable tokens, up to this mass")
-    gen.add_argument("--top-k", type=int, metavar="N", help="only this many of the most probable tokens")
-    gen.add_argument("--seed", type=int, default=0, metavar="N")
-    gen.add_argument("--cfg-scale", type=float, default=0.0, metavar="X", help="classifier-free guidance")
-    gen.add_argument("--cache", default="none", metavar="NAME", help=", ".join(CACHES))
-    gen.add_argument("--suppress-eos", action="store_true", help="never predict EOS (switches the cut off)")
-    gen.add_argument("--defer-end", action="store_true", help="write ends last (switches the cut off)")
-    gen.add_argument("--stop", action="append", default=[], metavar="TEXT", help="cut the answer at this string")
+    add_run_options(gen)
     gen.add_argument(
         "--step0",
         metavar="NAME",
@@ -85,28 +62,87 @@ def make_parser() -> Parser:
     gen.add_argument("--steps-policy", default="rescale", metavar="NAME", help=", ".join(STEPS_POLICIES))
     gen.add_argument("--no-safety-net", action="store_true", help="never let a cut window grow again")
     gen.add_argument("--stock", action="store_true", help="run the stock algorithm, without the cut")
-    gen.add_argument("--device", default="cpu", metavar="NAME", help="torch device (default cpu)")
-    gen.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16, float16")
     gen.add_argument("--json", action="store_true", help="print everything that is known about the answer")
+
+    probe = commands.add_parser("probe", help="what one prompt shows at step 0, layer by layer, and what stock answers")
+    add_run_options(probe)
+    probe.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    probe.add_argument("--png", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+    probe.add_argument("--layers", default="all", choices=("all", "profile"), help="which to measure (default all)")
+
+    check = commands.add_parser("check", help="ids, masks and shift of a checkpoint, by masked tokens it must recover")
+    check.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
+    check.add_argument("--text", type=Path, metavar="FILE", help="plain texts, one a line (default: a built-in set)")
+    add_device_options(check)
+    check.add_argument("--json", action="store_true", help="print the measured figures")
     return parser
 
 
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """A prompt and how it is answered."""
+    parser.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
+    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    parser.add_argument("--image", action="append", default=[], metavar="FILE", help="may be given several times")
+    parser.add_argument("--window", type=int, default=128, metavar="N", help="masked slots (default 128)")
+    parser.add_argument("--steps", type=int, metavar="N", help="denoising steps (default: one slot a step)")
+    parser.add_argument("--block", type=int, metavar="N", help="slots of a block (default: the whole window)")
+    parser.add_argument("--schedule", default="even", metavar="NAME", help=", ".join(SCHEDULES))
+    parser.add_argument("--shift", type=float, default=3.0, metavar="X", help="of the shift schedule (default 3)")
+    parser.add_argument("--eps", type=float, default=1e-3, metavar="X", help="end of the dream schedule's times")
+    parser.add_argument("--times", type=int, metavar="N", help="steps of the dream schedule's times (default: --steps)")
+    parser.add_argument("--commit", default="low_confidence", metavar="NAME", help=", ".join(COMMIT_RULES))
+    parser.add_argument("--threshold", type=float, metavar="X", help="write every slot at or above this confidence")
+    parser.add_argument(
+        "--hold-back", action="store_true", help="a step writes its quota at most, the threshold's rest comes later"
+    )
+    parser.add_argument("--factor", type=float, metavar="X", help="Fast-dLLM's factor rule")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X")
+    parser.add_argument("--top-p", type=float, metavar="X", help="only the most probable tokens, up to this mass")
+    parser.add_argument("--top-k", type=int, metavar="N", help="only this many of the most probable tokens")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--cfg-scale", type=float, default=0.0, metavar="X", help="classifier-free guidance")
+    parser.add_argument("--cache", default="none", metavar="NAME", help=", ".join(CACHES))
+    parser.add_argument("--suppress-eos", action="store_true", help="never predict EOS (switches the cut off)")
+    parser.add_argument("--defer-end", action="store_true", help="write ends last (switches the cut off)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="cut the answer at this string")
+    add_device_options(parser)
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="torch device (default cpu)")
+    parser.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16, float16")
+
+
+def checked_config(args: argparse.Namespace) -> GenerationConfig:
+    """The settings and the prompt are checked before torch and the checkpoint are loaded."""
+    if not args.prompt.strip():
+        raise ValueError("prompt must hold some text, got an empty one")
+    return GenerationConfig(**{field.name: getattr(args, field.name) for field in fields(GenerationConfig)})
+
+
+def folder_of(args: argparse.Namespace) -> Path:
+    from seer_dllm.demo import model_folder
+
+    return model_folder() if args.model == "demo" else Path(args.model)
+
+
+def load_model(args: argparse.Namespace):
+    from seer_dllm import api
+
+    return api.load(folder_of(args), device=args.device, dtype=args.dtype)
+
+
 def run_generate(args: argparse.Namespace) -> None:
-    # Settings are checked before torch and the checkpoint are loaded.
-    config = GenerationConfig(**{field.name: getattr(args, field.name) for field in fields(GenerationConfig)})
+    config = checked_config(args)
     truncation = None
     if not args.stock:
         truncation = Truncation(step0=args.step0, steps_policy=args.steps_policy, safety_net=not args.no_safety_net)
-    if not args.prompt.strip():
-        raise ValueError("prompt must hold some text, got an empty one")
 
     from tqdm import tqdm
 
     from seer_dllm import api
-    from seer_dllm.demo import model_folder
 
-    folder = model_folder() if args.model == "demo" else args.model
-    model = api.load(folder, device=args.device, dtype=args.dtype)
+    model = load_model(args)
     with tqdm(desc="steps", leave=False, disable=None) as bar:  # silent unless a terminal
         (result,) = api.generate(
             model,
@@ -135,6 +171,37 @@ def run_generate(args: argparse.Namespace) -> None:
     )
 
 
+def run_probe(args: argparse.Namespace) -> None:
+    config = checked_config(args)
+    for name in ("json", "png"):
+        check_output(name, getattr(args, name))
+
+    from tqdm import tqdm
+
+    from seer_dllm import plot
+    from seer_dllm.probe import probe
+
+    if args.png is not None:
+        plot.new_figure(1, 1)  # says at once if it can't be drawn
+    model = load_model(args)
+    with tqdm(desc="steps", leave=False, disable=None) as bar:
+        report = probe(model, args.prompt, args.image, config, layers=args.layers, on_step=lambda row: bar.update())
+    if args.json is not None:
+        report.save_json(args.json, model=str(args.model), prompt=args.prompt, images=args.image)
+    if args.png is not None:
+        plot.draw_probe(report, args.png)
+    print(report.summary())
+
+
+def run_check(args: argparse.Namespace) -> int:
+    from seer_dllm.check import check, read_texts
+
+    texts = None if args.text is None else read_texts(args.text)
+    report = check(load_model(args), texts, folder_of(args))
+    print(json.dumps({"model": args.model, **report.as_dict()}, indent=1) if args.json else report.summary())
+    return int(report.failed)
+
+
 def run_demo(args: argparse.Namespace) -> None:
     from seer_dllm.demo.show import show
 
@@ -154,20 +221,25 @@ def run_eval_demo(args: argparse.Namespace) -> None:
     print(text)
 
 
-COMMANDS = {"demo": run_demo, "eval-demo": run_eval_demo, "generate": run_generate}
+COMMANDS = {
+    "demo": run_demo,
+    "eval-demo": run_eval_demo,
+    "generate": run_generate,
+    "probe": run_probe,
+    "check": run_check,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Returns the exit code: 0, or 2 for input that can't be used."""
+    """Entry point. Returns the exit code: 0, 1 if a check failed, 2 for input that can't be used."""
     args = make_parser().parse_args(argv)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print(f"seer {args.command}: {message}", file=sys.stderr)
-            COMMANDS[args.command](args)
+            return COMMANDS[args.command](args) or 0
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"seer {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

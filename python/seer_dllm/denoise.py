@@ -78,9 +78,7 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
     hidden = canvas.forward(hidden, 0, middle, probe)
     share, lengths = canvas.window_values(probe.mean())
     fixed = [last_fixed(row.ids, row.mask_id) if row.truncation is not None else 0 for row in canvas.rows]
-    # What a prefill has written is no mask, so its quietness says nothing about the end.
-    skipped = [int(row.shift and row.prefilled) for row in canvas.rows]
-    boundaries, snrs = find_boundary(share, lengths, profile, fixed, skipped)
+    boundaries, snrs = find_boundary(share, lengths, profile, fixed, [row.skipped for row in canvas.rows])
 
     keep, go_on = {}, []
     probed = zip(canvas.rows, boundaries, snrs, share.tolist(), fixed, strict=True)

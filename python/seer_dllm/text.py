@@ -37,6 +37,14 @@ class TextTokenizer:
         """The id of one token, spelled as in the vocabulary; None if there is no such token."""
         return self._tokenizer.token_to_id(token)
 
+    def spelling(self, id: int) -> str | None:
+        """A token as the vocabulary spells it; None if there is no such id."""
+        return self._tokenizer.id_to_token(id)
+
+    def special_ids(self) -> list[int]:
+        """Ids of the special tokens, ascending."""
+        return sorted(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+
 
 def load_tokenizer(folder: Path) -> TextTokenizer | None:
     """The tokenizer of a checkpoint folder; None if it has no tokenizer files.

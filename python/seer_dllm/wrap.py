@@ -107,6 +107,11 @@ class Wrapped:
         truncation = Truncation() if truncation == "default" else truncation
         rows = isinstance(truncation, list | tuple)
         truncation = [_restarting(one) for one in truncation] if rows else _restarting(truncation)
+        model, prompts = self.prepared(prompts, config)
+        return api.generate(model, prompts, config=config, truncation=truncation, drafts=drafts, on_step=on_step)
+
+    def prepared(self, prompts, config) -> tuple[api.Model, object]:
+        """This model, and prompts of its kinds, as `seer_dllm.generate` takes them. ValueError: as `generate`."""
         for one in config if isinstance(config, list | tuple) else [config]:
             if isinstance(one, GenerationConfig) and one.cache != "none":
                 raise ValueError(f"cache must be 'none' for a wrapped model, got {one.cache!r}")
@@ -115,7 +120,7 @@ class Wrapped:
         model = api.Model(None, self.backbone, None, None, self.end_ids, self.profile)
         if isinstance(prompts, list | tuple):
             prompts = [self._embedded(model, i, prompt) for i, prompt in enumerate(prompts)]
-        return api.generate(model, prompts, config=config, truncation=truncation, drafts=drafts, on_step=on_step)
+        return model, prompts
 
     @torch.no_grad()
     def check_bidirectional(self) -> None:

@@ -14,6 +14,7 @@ from seer_dllm.config import GenerationConfig, Truncation, check_positive
 from seer_dllm.demo import data, model_folder
 from seer_dllm.demo.questions import KINDS
 from seer_dllm.demo.scoring import exact
+from seer_dllm.plot import draw_curve, draw_line, new_figure, save_figure
 
 # Long and short answers from the start, however few sheets are asked for.
 SHOWN = ("describe", "places", "first", "row", "mark", "above", "table", "cell", "count")
@@ -40,27 +41,18 @@ def shorten(text: str, width: int = 88) -> str:
 
 def plot_curves(rows: list[tuple[str, Result]], file: Path) -> None:
     """Draw the curves with boundary, cut and true end. ImportError if matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ImportError("plotting needs matplotlib: pip install 'seer-ext[plot]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(len(rows), 1, figsize=(9, 1.9 * len(rows)), sharex=True, squeeze=False)
-    for axis, (question, result) in zip(axes[:, 0], rows, strict=True):
-        axis.plot(result.sparsity, color="#2a6f97", lw=1.3)
-        axis.axvline(result.boundary, color="#d1495b", lw=1.5, label=f"boundary {result.boundary}")
-        axis.axvline(result.window_tokens, color="#999999", ls="--", label=f"kept {result.window_tokens}")
-        axis.axvline(result.useful_tokens, color="#3a9d5d", ls=":", label=f"end {result.useful_tokens}")
+    figure = new_figure(9, 1.9 * len(rows))
+    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (question, result) in zip(axes, rows, strict=True):
+        draw_curve(axis, result.sparsity)
+        draw_line(axis, "boundary", result.boundary, f"boundary {result.boundary}")
+        draw_line(axis, "kept", result.window_tokens, f"kept {result.window_tokens}")
+        draw_line(axis, "end", result.useful_tokens, f"end {result.useful_tokens}")
         axis.set_title(question, fontsize=9, loc="left")
-        axis.set_ylabel("quiet share")
         axis.legend(fontsize=7, loc="lower right")
-    axes[-1, 0].set_xlabel("slot of the window at step 0")
+    axes[-1].set_xlabel("slot of the window at step 0")
     figure.suptitle("MLP sparsity at step 0 (induced by a penalty and an early loss at this scale)", fontsize=10)
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
+    save_figure(figure, file)
 
 
 def show(*, sheets: int, window: int, seed: int, out: Path, plot: Path | None) -> None:
