@@ -42,6 +42,18 @@ def test_the_plan_covers_what_it_promises():
     assert {t.run for t in full} == {"stock", "carry", "restart"}
 
 
+def test_a_longer_evaluation_asks_what_a_shorter_asks():
+    longest = evaluate.questions(evaluate.DRAWN + 20)
+    assert [asked[1] for asked in longest] == [KINDS[i % len(KINDS)] for i in range(len(longest))]
+    for n in (0, 1, 30, evaluate.DRAWN, evaluate.DRAWN + 9):
+        asked = evaluate.questions(n)
+        assert len(asked) == n
+        for (image, *text), (same, *same_text) in zip(asked, longest, strict=False):
+            assert (image == same).all() and text == same_text
+    images = {asked[0].tobytes() for asked in longest}
+    assert len(images) == len(longest)  # no sheet is asked about twice
+
+
 @pytest.fixture
 def small_plan(monkeypatch):
     monkeypatch.setattr(evaluate, "plan", lambda full: [Task(SMALL, run, 4 if full else 2) for run in evaluate.RUNS])

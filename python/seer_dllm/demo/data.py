@@ -116,7 +116,7 @@ def sample_batch(
 
 
 def heldout_questions(n: int, seed: int) -> list[tuple[np.ndarray, str, str, str]]:
-    """``n`` held-out (image uint8 [64, 64, 3], kind, question, answer), kinds in turn; fixed by the seed."""
+    """``n`` held-out (image uint8 [64, 64, 3], kind, question, answer), kinds in turn; fixed by seed and ``n``."""
     if n == 0:
         return []
     kinds = [KINDS[i % len(KINDS)] for i in range(n)]

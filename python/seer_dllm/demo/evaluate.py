@@ -1,7 +1,7 @@
 """`seer eval-demo`: held-out questions under many settings, stock beside Seer.
 
 Every answer is one line of a JSONL file, written as soon as its batch is done; a second call with the same file goes on
-where the first stopped. Questions are fixed by the seed, kinds in turn, so that a longer evaluation contains a shorter.
+where the first stopped. A longer evaluation contains a shorter one: it asks the same questions and more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 
@@ -24,6 +24,7 @@ from seer_dllm.demo.scoring import exact
 from seer_dllm.detection import kept_window
 
 SEED = 20261
+DRAWN = 360  # questions drawn at a time: `heldout_questions` gives others where it is asked for another number
 BATCH = 18
 RUNS = {"stock": None, "carry": Truncation(step0="carry"), "restart": Truncation(step0="restart")}
 
@@ -64,8 +65,14 @@ class Task:
     questions: int
 
 
+def questions(n: int) -> list[tuple]:
+    """The first `n` questions of the evaluation, kinds in turn, as `data.heldout_questions` gives them."""
+    drawn = [data.heldout_questions(DRAWN, SEED + i) for i in range(-(-n // DRAWN))]
+    return list(chain.from_iterable(drawn))[:n]
+
+
 def plan(full: bool) -> list[Task]:
-    """What is run, each setting and run once. Subset: the star; full: the grid, and far more questions for Seer alone."""
+    """What is run, each setting and run once: the star, or in full the grid, and more questions for Seer alone."""
     tasks = {(s, run): 4 * len(KINDS) for s in (GRID if full else STAR) for run in RUNS}
     if full:
         tasks |= {(s, "carry"): 40 * len(KINDS) for s in WINDOWS}
@@ -144,10 +151,9 @@ def read(file: Path, signature: str) -> list[Record]:
 def evaluate(folder: Path, file: Path, tasks: Sequence[Task]) -> tuple[list[Record], Model]:
     """Run what of these tasks is missing in `file`, and return all its records and the model."""
     model = load(folder)
-    signature = f"{weights_signature(model)}; {model.profile}; questions of seed {SEED}"
+    signature = f"{weights_signature(model)}; {model.profile}; {DRAWN} questions each of seed {SEED} on"
     records = read(file, signature)
-    most = max(task.questions for task in tasks)
-    asked = data.heldout_questions(most, SEED)
+    asked = questions(max(task.questions for task in tasks))
     file.parent.mkdir(parents=True, exist_ok=True)
     done = {(r.setting, r.run, r.index) for r in records}
     missing = [(t, [i for i in range(t.questions) if (t.setting, t.run, i) not in done]) for t in tasks]
