@@ -80,8 +80,8 @@ def safety(run: Run, stock: Run) -> str:
     c = CutCounts.of(zip(run.results, stock.results, strict=True))
     return (
         f"{run.name}: rows cut {c.cut} of {c.rows}; boundary before stock's end {c.early}; net fired early "
-        f"{c.net_early}, late {c.net_late}; cut and not caught {c.lost}; shorter than stock's though not cut "
-        f"{c.shorter}; same ids as stock {c.same}"
+        f"{c.net_early}, late {c.net_late}, which took {sum(r.net_forwards for r in run.results)} forwards; cut and "
+        f"not caught {c.lost}; shorter than stock's though not cut {c.shorter}; same ids as stock {c.same}"
     )
 
 

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,6 +42,9 @@ class Result:
         extended: how often the safety net let the window grow (`net_early` + `net_late`).
         steps: denoising steps; forwards: passes through the model (a prompt's prefill is one).
         token_forwards: tokens times the share of layers that they passed, cfg twins included.
+        net_forwards, net_token_forwards: the part of both that the safety net caused: step 0 anew after each early
+            growth, and every pass after the first late one. Without late growth, `forwards - net_forwards` is what a
+            cut to the final window at once would have taken.
         useful_tokens, window_tokens, prompt_tokens: tokens in `ids`; slots of the final window; prompt length.
         seconds: wall time from the start of the batch to the end of this row.
     """
@@ -60,6 +64,8 @@ class Result:
     steps: int
     forwards: int
     token_forwards: float
+    net_forwards: int
+    net_token_forwards: float
     useful_tokens: int
     window_tokens: int
     prompt_tokens: int
@@ -233,7 +239,8 @@ def prepare(
         mask_id = model.backbone.config.mask_id
         reason = why_not(config, truncation, profile, last_fixed(ids, mask_id))
         truncation = truncation if reason is None else None
-        row = Row(i, prompt, ids, config, truncation, mask_id, model.end_ids, model.backbone.config.shift)
+        has_stop = partial(_holds_stop, model, stop=config.stop) if config.stop else None
+        row = Row(i, prompt, ids, config, truncation, mask_id, model.end_ids, model.backbone.config.shift, has_stop)
         row.reason, row.started = reason, started
         rows.append(row)
     return rows, profile
@@ -295,19 +302,28 @@ def _window(model: Model, index: int, config: GenerationConfig, draft) -> Tensor
     return ids
 
 
+def _text(model: Model, ids: list[int]) -> str:
+    return model.tokenizer.decode(ids) if model.tokenizer is not None else ""
+
+
+def _holds_stop(model: Model, ids: list[int], stop: Sequence[str]) -> bool:
+    text = _text(model, ids)
+    return any(s in text for s in stop)
+
+
 def _before_stop(model: Model, ids: list[int], stop: Sequence[str]) -> tuple[str, list[int], bool]:
     """Text and ids before the first stop string, and whether there was one.
 
     The ids are the longest prefix whose text holds no stop string, so that what was cut is not counted as useful.
     """
-    text = model.tokenizer.decode(ids) if model.tokenizer is not None else ""
+    text = _text(model, ids)
     found = [at for at in (text.find(s) for s in stop) if at >= 0]
     if not found:
         return text, ids, False
     low, high = 0, len(ids)  # decode(ids[:high]) holds a stop string, decode(ids[:low]) none
     while high - low > 1:
         middle = (low + high) // 2
-        if any(s in model.tokenizer.decode(ids[:middle]) for s in stop):
+        if _holds_stop(model, ids[:middle], stop):
             high = middle
         else:
             low = middle
@@ -326,6 +342,7 @@ def result_of(model: Model, row: Row) -> Result:
         finish_reason=finish,
         truncated=row.truncated, reason=row.reason, extended=c.net_early + c.net_late, net_early=c.net_early,
         net_late=c.net_late, steps=c.steps, forwards=c.forwards,
-        token_forwards=c.token_layers / model.backbone.config.n_layers, useful_tokens=len(useful),
+        token_forwards=c.token_layers / model.backbone.config.n_layers, net_forwards=c.net_forwards,
+        net_token_forwards=c.net_token_layers / model.backbone.config.n_layers, useful_tokens=len(useful),
         window_tokens=row.window, prompt_tokens=len(row.prompt), seconds=row.finished - row.started,
     )  # fmt: skip

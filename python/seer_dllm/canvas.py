@@ -176,9 +176,13 @@ class Canvas:
         """Layers `start..stop` on `hidden [T, H]`; the work is booked on the rows."""
         stop = self.backbone.config.n_layers if stop is None else stop
         for i, lane in enumerate(self.lanes):
-            lane.row.counters.token_layers += self.packing.lengths[i] * (stop - start)
-            if start == 0 and not lane.twin:
-                lane.row.counters.forwards += 1
+            counters, begun = lane.row.counters, int(start == 0 and not lane.twin)
+            work = self.packing.lengths[i] * (stop - start)
+            counters.forwards += begun
+            counters.token_layers += work
+            if lane.row.for_net:
+                counters.net_forwards += begun
+                counters.net_token_layers += work
         if start == 0:
             self.kept = KeyValues(self.packing) if any(row.keeps for row in self.rows) else None
         return self.backbone.run(hidden, self.packing, start, stop, past=self.past, keep=self.kept, probe=probe)

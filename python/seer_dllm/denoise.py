@@ -60,7 +60,7 @@ def _still_open(row: Row) -> bool:
     if row.begin_block():
         return True
     cut = row.truncated and row.window < row.config.window
-    if cut and row.truncation.safety_net and row.end() is None:
+    if cut and row.truncation.safety_net and not row.ended():
         row.counters.net_late += 1
         row.extend()
         return row.begin_block()

@@ -26,10 +26,15 @@ class BlockPlan:
 
 @dataclass
 class Counters:
-    """Work done for one row. Token-layers: tokens times the layers they passed, cfg twins included."""
+    """Work done for one row. Token-layers: tokens times the layers they passed, cfg twins included.
+
+    `net_forwards`, `net_token_layers`: the part of it that the safety net caused (`Row.for_net`).
+    """
 
     forwards: int = 0
     token_layers: int = 0
+    net_forwards: int = 0
+    net_token_layers: int = 0
     steps: int = 0
     net_early: int = 0
     net_late: int = 0
@@ -44,6 +49,7 @@ class Row:
         prompt: `[P, H]` embeddings of the prompt.
         ids: int64 `[G]`: the full window, mask ids where the model has to answer.
         shift: the model's logits of a position are those of the token behind it (Dream).
+        has_stop: whether these ids hold a stop string of the caller's; None if there are none.
     """
 
     index: int
@@ -54,6 +60,7 @@ class Row:
     mask_id: int
     end_ids: tuple[int, ...]
     shift: bool = False
+    has_stop: Callable[[list[int]], bool] | None = None
     rule: CommitRule = field(init=False)
     window: int = field(init=False)
     blocks: list[BlockPlan] = field(init=False)
@@ -128,6 +135,11 @@ class Row:
         return prompt + start, prompt + (self.block.end if self.config.cache == "dual" else self.window)
 
     @property
+    def for_net(self) -> bool:
+        """The next forward is the safety net's: step 0 once more, or a step in slots that a filled window got."""
+        return self.counters.net_late > 0 or (self.counters.net_early > 0 and self.counters.steps == 0)
+
+    @property
     def step0(self) -> str:
         """How this row is cut."""
         return self.truncation.step0_with(self.config.cache)
@@ -181,6 +193,10 @@ class Row:
         """Index of the first end in the window."""
         hits = torch.isin(self.ids, torch.tensor(self.end_ids, device=self.ids.device)).nonzero()
         return int(hits[0]) if len(hits) else None
+
+    def ended(self) -> bool:
+        """Whether the answer ends in the window, by an end or by a stop string."""
+        return self.end() is not None or (self.has_stop is not None and self.has_stop(self.ids.tolist()))
 
     def cut(self, window: int, block: int) -> None:
         """Keep the first `window` slots, before anything is written."""

@@ -199,6 +199,7 @@ def differences(result: Result, other: Result) -> list[str]:
     """What of two rows' answers and their cost is not the same."""
     names = (
         "window_ids", "boundary", "reason", "steps", "forwards", "token_forwards", "net_early", "net_late",
+        "net_forwards", "net_token_forwards",
     )  # fmt: skip
     return [name for name in names if getattr(result, name) != getattr(other, name)]
 

@@ -243,6 +243,7 @@ def test_early_net_grows_by_full_forwards(cache, step0, shift):
     assert (result.net_early, result.net_late, result.window_tokens, result.ids) == (3, 0, 64, words(40))
     first = (7 if step0 == "carry" else 0, 13)
     assert fed(scripted) == [(0, 133), first, (0, 21), (0, 37), (0, 69)] + [(0, 64)] * 63
+    assert (result.net_forwards, result.net_token_forwards) == (3, 21 + 37 + 69)
 
 
 @pytest.mark.parametrize("cache", BLOCK_CACHES)
@@ -258,6 +259,8 @@ def test_late_net_begins_a_block_with_a_full_forward(cache, step0, shift):
     blocks = [[(0, 5 + end)] + [(0, new)] * (new // 4 - 1) for new, end in ((8, 8), (8, 16), (16, 32), (32, 64))]
     blocks[0][0] = (7 if step0 == "carry" else 0, 13)
     assert fed(scripted) == [(0, 133), *(call for block in blocks for call in block)]
+    # 1, 3 and 7 steps of 8, 16 and 32 slots follow a full forward each
+    assert (result.net_forwards, result.net_token_forwards) == (14, 21 + 8 + 37 + 3 * 16 + 69 + 7 * 32)
 
 
 @pytest.mark.filterwarnings("ignore:the prompt cache is an approximation")

@@ -7,11 +7,13 @@ import pytest
 from scripted import EOS, LAYERS, Call, Script, Scripted, Written, words
 
 from seer_dllm import GenerationConfig, Profile, Truncation
+from seer_dllm.config import STEP0
 
 pytestmark = pytest.mark.filterwarnings("ignore:the prompt cache is an approximation")
+BOTH = pytest.mark.parametrize("step0", STEP0)
 
 
-@pytest.mark.parametrize("truncation", [None, "default"])
+@pytest.mark.parametrize("truncation", [None, *(Truncation(step0=step0) for step0 in STEP0)], ids=["stock", *STEP0])
 def test_p3_the_real_length_is_reported(truncation):
     """case P3: EOS from index 10 of 64."""
     result = Scripted([Script(10)], margin=4).answer(GenerationConfig(window=64), truncation)
@@ -25,11 +27,12 @@ def test_p3_the_real_length_is_reported(truncation):
         assert (result.boundary, result.truncated, result.window_tokens) == (10, True, 16)
 
 
+@BOTH
 @pytest.mark.parametrize("block", [None, 16])
-def test_p4_the_answer_does_not_depend_on_the_window(block):
+def test_p4_the_answer_does_not_depend_on_the_window(block, step0):
     """case P4: windows of 32, 64, 128 and 256 slots give one answer, at one cost per step."""
     results = [
-        Scripted([Script(9)], margin=4).answer(GenerationConfig(window=window, block=block))
+        Scripted([Script(9)], margin=4).answer(GenerationConfig(window=window, block=block), Truncation(step0=step0))
         for window in (32, 64, 128, 256)
     ]
     assert [r.ids for r in results] == [words(9)] * 4
@@ -50,22 +53,28 @@ def test_p5_steps_shrink_with_the_window():
     assert stock.backbone.token_layers >= 5 * cut.backbone.token_layers
 
 
-def test_p6_never_below_the_last_content():
+@BOTH
+def test_p6_never_below_the_last_content(step0):
     """case P6: an early bump in the sparsity is not the end."""
     curve = (0.30,) * 6 + (0.80,) * 3 + (0.30,) * 31 + (0.82,) * 24
     scripted = Scripted([Script(40, curve=curve)], margin=0)
-    result = scripted.answer(GenerationConfig(window=64), Truncation(safety_net=False))
+    result = scripted.answer(GenerationConfig(window=64), Truncation(step0=step0, safety_net=False))
     assert result.boundary >= 40
     assert result.window_ids[:40] == words(40)
     assert result.sparsity == pytest.approx(curve)
 
 
-def test_p7_blocks_keep_their_size():
+@BOTH
+def test_p7_blocks_keep_their_size(step0):
     """case P7: window 1024 in blocks of 64, boundary 70: two whole blocks at their stock steps."""
     seen = []
     scripted = Scripted([Script(70)])
     config = GenerationConfig(window=1024, steps=512, block=64)
-    result = scripted.answer(config, on_step=lambda row: seen.append([(b.start, b.end) for b in row.blocks]))
+
+    def blocks(row):
+        seen.append([(b.start, b.end) for b in row.blocks])
+
+    result = scripted.answer(config, Truncation(step0=step0), on_step=blocks)
     assert (result.boundary, result.window_tokens) == (70, 128)
     assert seen[0] == seen[-1] == [(0, 64), (64, 128)]
     assert result.steps == 2 * 32
@@ -80,23 +89,25 @@ def test_p8_cache_and_batch(cache):
     assert (a.ids, b.ids) == (words(4), words(12))
 
 
-def test_p9_no_work_on_removed_slots():
+@BOTH
+def test_p9_no_work_on_removed_slots(step0):
     """case P9: after the cut every forward of the model sees prompt + kept slots and no more."""
     scripted = Scripted([Script(12), Script(30)])
-    results = scripted.answers(GenerationConfig(window=64), prompt_lengths=[5, 3])
+    results = scripted.answers(GenerationConfig(window=64), Truncation(step0=step0), prompt_lengths=[5, 3])
     assert [r.window_tokens for r in results] == [16, 32]
     probe, rest, *later = scripted.backbone.calls
     assert probe == Call(0, 7, (5 + 64, 3 + 64))
-    assert rest == Call(7, 8, (5 + 16, 3 + 32))
+    assert rest == Call(7 if step0 == "carry" else 0, 8, (5 + 16, 3 + 32))
     both, one = Call(0, 8, (5 + 16, 3 + 32)), Call(0, 8, (3 + 32,))  # the first row leaves after its 16 steps
     assert later == [both] * 15 + [one] * 16
     assert sum(r.token_forwards for r in results) * LAYERS == scripted.backbone.token_layers
 
 
-def test_p10_tokens_are_reported_apart():
+@BOTH
+def test_p10_tokens_are_reported_apart(step0):
     """case P10: useful, window and prompt tokens are three numbers."""
     scripted = Scripted([Script(12)], margin=16)
-    for truncation, window in ((None, 128), ("default", 32)):
+    for truncation, window in ((None, 128), (Truncation(step0=step0), 32)):
         result = scripted.answer(GenerationConfig(window=128), truncation, prompt_lengths=[100])
         assert (result.useful_tokens, result.window_tokens, result.prompt_tokens) == (12, window, 100)
 

@@ -1,7 +1,7 @@
 """The safety net: a window that was cut too short grows until the answer ends in it, and the growth is counted."""
 
 import pytest
-from scripted import EOS, LAYERS, MASK, Script, Scripted, Written, words
+from scripted import EOS, LAYERS, MASK, Script, Scripted, Written, differences, words
 
 from seer_dllm import GenerationConfig, Truncation
 
@@ -10,6 +10,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:the prompt cache is an approxima
 
 def nets(result):
     return result.net_early, result.net_late, result.extended
+
+
+def cost(result):
+    """What the net cost: passes, and tokens times the share of layers that they passed."""
+    return result.net_forwards, result.net_token_forwards
 
 
 @pytest.mark.parametrize("cache", ["none", "prompt"])
@@ -35,6 +40,7 @@ def test_early_net_doubles_before_anything_is_written(cache, step0, lengths, for
     assert result.forwards == forwards + prefill
     seen = [call.lengths[0] - prompt for call in scripted.backbone.calls[prefill:]]
     assert seen[:5] == lengths and set(seen[5:]) == {64}
+    assert cost(result) == (3, (16 + prompt) + (32 + prompt) + (64 + prompt))
     assert result.token_forwards * LAYERS == scripted.backbone.token_layers
 
 
@@ -47,6 +53,8 @@ def test_early_net_doubles_before_anything_is_written(cache, step0, lengths, for
         (96, 96, 8, 80, 4, 96),  # 8, 16, 32, 64, then what there is
         (40, 40, 8, 36, 3, 40),
         (24, 24, 8, 7, 0, 8),
+        (100, 100, 8, 90, 4, 100),  # 8, 16, 32, 64, 100
+        (2048, 2048, 8, 70, 4, 128),
         (96, 24, 10, 60, 2, 96),  # one block of 16, then whole blocks: 48, 96
         (96, 24, 10, 20, 1, 48),
         (120, 24, 30, 100, 2, 120),  # 48, 96, 120: the last step is less than a doubling
@@ -59,11 +67,11 @@ def test_early_net_doubles_before_anything_is_written(cache, step0, lengths, for
 @pytest.mark.parametrize("policy", ["rescale", "keep"])
 def test_a_lie_about_the_end_does_no_harm(window, block, jump, content, fired, kept, step0, policy):
     """The sparsity jumps far too early; the answer is stock's all the same."""
-    config = GenerationConfig(window=window, block=block, steps=window)
+    config = GenerationConfig(window=window, block=block, steps=min(window, 256))
     stock = Scripted([Script(content, jump=jump)]).answer(config, None)
     result = Scripted([Script(content, jump=jump)]).answer(config, Truncation(step0=step0, steps_policy=policy))
     assert result.truncated and result.boundary == jump
-    assert nets(result) == (fired, 0, fired)
+    assert nets(result) == (fired, 0, fired) and result.net_forwards == fired
     assert result.window_tokens == kept <= window
     assert result.ids == stock.ids == words(content)
     assert MASK not in result.window_ids
@@ -113,6 +121,8 @@ def test_late_net_extends_a_filled_window(cache, step0):
     for before, after in zip(written.ids[0], written.ids[0][1:], strict=False):  # what is written stays
         assert all(b in (a, MASK) for b, a in zip(before, after, strict=False))
     assert result.steps == 16
+    prompt = 0 if cache == "prompt" else 5
+    assert cost(result) == (2 + 4 + 8, 2 * (16 + prompt) + 4 * (32 + prompt) + 8 * (64 + prompt))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +133,7 @@ def test_late_net_extends_a_filled_window(cache, step0):
         # never ends: up to the window
         (96, 24, 48, 900, [16, 48, 96], [2] * 48),
         (40, 40, 10, 900, [16, 32, 40], [4] * 10),
+        (100, 100, 25, 900, [16, 32, 64, 100], [4] * 25),
         # one word a step
         (64, 16, 64, 20, [16, 32], [1] * 32),
     ],
@@ -154,6 +165,7 @@ def test_both_nets_in_one_run():
     result = Scripted([Script(10, jump=8, later=40)]).answer(GenerationConfig(window=128))
     assert nets(result) == (1, 2, 3)  # 8 -> 16 early, 16 -> 32 -> 64 late
     assert (result.window_tokens, result.ids) == (64, words(40))
+    assert cost(result) == (1 + 16 + 32, 1 * 21 + 16 * 37 + 32 * 69)  # a slot a step, behind a prompt of 5
 
 
 @pytest.mark.parametrize("script", [Script(40, jump=8), Script(6, jump=8, later=40)])
@@ -162,7 +174,7 @@ def test_without_the_net_nothing_grows(script, step0):
     scripted, written = Scripted([script]), Written()
     truncation = Truncation(step0=step0, safety_net=False)
     result = scripted.answer(GenerationConfig(window=128), truncation, on_step=written)
-    assert nets(result) == (0, 0, 0)
+    assert nets(result) == (0, 0, 0) and cost(result) == (0, 0)
     assert (result.window_tokens, result.finish_reason, result.ids) == (8, "length", words(8))
     assert set(written.windows()) == {8}
 
@@ -177,8 +189,7 @@ def test_growing_rows_disturb_nobody():
     assert [r.useful_tokens for r in together] == [40, 40, 5, 128]
     for script, result in zip(scripts, together, strict=True):
         alone = Scripted([script]).answer(config)
-        for name in ("window_ids", "steps", "forwards", "token_forwards", "net_early", "net_late"):
-            assert getattr(result, name) == getattr(alone, name), name
+        assert not differences(result, alone)
     assert sum(r.token_forwards for r in together) * LAYERS == scripted.backbone.token_layers
 
 
@@ -192,6 +203,7 @@ def test_nets_without_counted_steps(rule):
     lying = Scripted([Script(40, jump=8)])
     result = lying.answer(GenerationConfig(window=128, **rule), Truncation())
     assert (result.ids, nets(result), result.steps, result.window_tokens) == (words(40), (3, 0, 3), 1, 64)
+    assert result.net_forwards == 3
 
 
 def test_ends_of_turn_are_ends():
