@@ -35,6 +35,11 @@ def test_the_op_package_does_not_know_the_runtime():
     assert lines_with(r"\bseer_dllm\b", sources("seer_ext", {".py"}) + sources("csrc", CPP)) == []
 
 
+def test_plans_are_made_without_tensors():
+    policy = [ROOT / "python/seer_dllm" / f"{name}.py" for name in ("buckets", "config", "costs", "router")]
+    assert lines_with(r"\b(import|from)\s+(torch|seer_ext)\b", policy) == []
+
+
 def test_ops_are_called_through_their_wrappers():
     """Only the wrappers and the registrations name torch.ops.seer; others get documented functions."""
     allowed = {ROOT / "seer_ext" / name for name in ("ops.py", "fake.py")}
