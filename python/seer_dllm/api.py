@@ -16,10 +16,11 @@ from torch import Tensor
 from seer_dllm.backbone import Backbone
 from seer_dllm.chat import prompt_ids
 from seer_dllm.checkpoint import DTYPES, load_codes, load_parts
-from seer_dllm.config import GenerationConfig, Profile, Truncation, from_mapping, read_json
+from seer_dllm.config import GenerationConfig, Profile, Truncation, read_json
 from seer_dllm.denoise import OnStep, denoise
 from seer_dllm.detection import check_profile, last_fixed, why_not
 from seer_dllm.families import Family
+from seer_dllm.profile import PROFILE_FILE, find_profile
 from seer_dllm.row import Row
 from seer_dllm.text import TextTokenizer, load_tokenizer
 from seer_dllm.vision import IMAGE_PLACEHOLDER, PictureCodes, VisionEncoder, open_image, splice_image
@@ -125,15 +126,23 @@ class Model:
         return splice_image(ids.to(self.backbone.device), list(features), self.backbone.embed)
 
 
-def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32") -> Model:
+def load(
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "float32",
+    profile: Profile | str | Path | None = None,
+) -> Model:
     """Load a checkpoint folder in its hub layout (safetensors only; nothing is downloaded and no code of it is run).
 
     Args:
         dtype: "float32", "bfloat16" or "float16" (or the torch dtype).
+        profile: where and how the model shows the end, or a file of `seer calibrate`; None takes the folder's
+            `seer_profile.json`, and where there is none the conservative default.
     Raises:
-        FileNotFoundError: the folder, config.json or weight files are missing.
+        FileNotFoundError: the folder, config.json, weight files or the profile's file are missing.
         ValueError: unknown family, missing or misshapen tensors, pickle weights, a tokenizer that is broken or needs
-            code of the folder, unknown dtype or device.
+            code of the folder, a profile that is broken or names layers that the model lacks, unknown dtype or device.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -145,8 +154,13 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
     if dtype not in DTYPES.values():
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     device = _checked_device(device)
-    family, raw, backbone, vision = load_parts(folder, dtype, device)
     ours = read_json(folder / "seer.json") if (folder / "seer.json").is_file() else {}
+    if "profile" in ours:
+        raise ValueError(f"{folder / 'seer.json'} must not hold a profile, which belongs into {PROFILE_FILE} beside it")
+    profile = find_profile(folder, profile)
+    family, raw, backbone, vision = load_parts(folder, dtype, device)
+    if profile is not None:
+        check_profile(profile, backbone.config)
     tokenizer = load_tokenizer(folder)
     if tokenizer is not None:
         tokenizer.add_missing(family.added_tokens)
@@ -155,14 +169,13 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", dtype: str | t
     end_ids = [backbone.config.eos_id]
     if tokenizer is not None:
         end_ids += [tokenizer.token_to_id(token) for token in ours.get("end_tokens", family.end_tokens)]
-    profile = from_mapping(Profile, ours.get("profile", {}))
     return Model(
         family,
         backbone,
         vision,
         tokenizer,
         tuple(dict.fromkeys(i for i in end_ids if i is not None)),
-        profile,
+        profile or Profile(),
         ours.get("system_prompt", "default"),
     )
 

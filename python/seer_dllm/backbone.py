@@ -75,6 +75,12 @@ class Probe:
         if layer in self.layers:
             self.per_layer[layer] = share
 
+    def measure(self, act: Tensor) -> Tensor:
+        """float32 `[..., I] -> [...]`: the share, where no fused SwiGLU gives it."""
+        from seer_ext import ops
+
+        return ops.mlp_sparsity(act, self.threshold)
+
     def mean(self) -> Tensor:
         """float32 `[T]`: mean share over the probe layers."""
         return torch.stack([self.per_layer[i] for i in self.layers]).mean(dim=0)

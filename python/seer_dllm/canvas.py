@@ -199,16 +199,27 @@ class Canvas:
             logits[which] = un + (self._scale[slots[which], None].to(un) + 1) * (logits[which] - un)
         return logits
 
-    def window_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """`values [T]` of the rows' (not the twins') window slots as `[B, G]`, and the window lengths int32 `[B]`.
+    def window_values(self, values: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        """`values [T, ...]` of the rows' (not the twins') slots as `[B, G, ...]`, and the window lengths int32 `[B]`.
 
-        Columns past a row's length hold values of other slots; nothing may read them.
+        offset: how many positions before its own a slot's value is read (`Profile.slot_offset`). A slot that has none
+        fed there takes the row's first value; see `unread`. Columns past a row's length hold values of other slots;
+        nothing may read them.
         """
         lengths = torch.tensor([r.window for r in self.rows], dtype=torch.int32, device=values.device)
         first = torch.tensor([self.starts[r] for r in self.rows], device=values.device)
         columns = torch.arange(max((r.window for r in self.rows), default=0), device=values.device)
         slots = (first[:, None] + columns).clamp(max=max(len(self.slot_at) - 1, 0))
-        return values[self.slot_at[slots]], lengths
+        begin = torch.tensor(self.packing.starts[: len(self.rows)], device=values.device)
+        return values[(self.slot_at[slots] - offset).clamp(min=begin[:, None])], lengths
+
+    def unread(self, offset: int) -> list[int]:
+        """Per row the first slots whose values say nothing about the end.
+
+        What a prefill has written is no mask; with an offset, a slot needs a position before it that is fed.
+        """
+        rows = zip(self.rows, self.lanes, strict=False)  # the rows' own lanes come first
+        return [max(int(row.shift and row.prefilled), offset - lane.fed_prompt) for row, lane in rows]
 
     def cut(self, hidden: Tensor, keep: dict[Row, tuple[int, int]], go_on: Sequence[Row]) -> tuple[Canvas, Tensor]:
         """Drop all window slots behind each row's kept ones, in the middle of a forward.

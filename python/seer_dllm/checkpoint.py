@@ -1,7 +1,7 @@
 """Checkpoints in their hub layout: a local folder with `config.json` and safetensors files. No code of theirs is run.
 
-Beside the hub's files a folder may hold `seer.json`, ours:
-`{"profile": {...}, "system_prompt": ..., "end_tokens": [...], "image_resolution": ...}`.
+Beside the hub's files a folder may hold two of ours: `seer_profile.json` (see `profile.py`), and `seer.json`:
+`{"system_prompt": ..., "end_tokens": [...], "image_resolution": ...}`.
 """
 
 from __future__ import annotations
@@ -292,7 +292,6 @@ def save_checkpoint(
     vision: VisionEncoder | None,
     tokenizer,
     *,
-    profile: Mapping[str, Any] | None = None,
     system_prompt: str | None = None,
     end_tokens: Iterable[str] = ("<|eot_id|>",),
 ) -> None:
@@ -310,6 +309,6 @@ def save_checkpoint(
     (folder / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n")
     if vision_config is not None:
         (folder / "vision_config.json").write_text(json.dumps(dict(vision_config), indent=1) + "\n")
-    ours = {"profile": dict(profile or {}), "system_prompt": system_prompt, "end_tokens": list(end_tokens)}
+    ours = {"system_prompt": system_prompt, "end_tokens": list(end_tokens)}
     (folder / "seer.json").write_text(json.dumps(ours, indent=1) + "\n")
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -75,6 +75,25 @@ def make_parser() -> Parser:
     check.add_argument("--text", type=Path, metavar="FILE", help="plain texts, one a line (default: a built-in set)")
     add_device_options(check)
     check.add_argument("--json", action="store_true", help="print the measured figures")
+
+    cal = commands.add_parser("calibrate", help="find where a checkpoint shows the end of its answers, and prove it")
+    cal.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
+    cal.add_argument(
+        "--data", metavar="FILE", help='lines of {"prompt": TEXT, "images": [FILE]}; \'demo\': built-in ones'
+    )
+    cal.add_argument("--samples", type=int, default=400, metavar="N", help="built-in questions (default 400)")
+    cal.add_argument("--max-cut", type=float, default=0.001, metavar="X", help="windows cut too short (default 0.001)")
+    cal.add_argument("--confidence", type=float, default=0.95, metavar="X", help="of the bound (default 0.95)")
+    cal.add_argument(
+        "--holdout", type=float, metavar="X", help="share of samples that test (default: half, or as needed)"
+    )
+    cal.add_argument("--batch", type=int, default=8, metavar="N", help="rows of a forward (default 8)")
+    cal.add_argument("--out", type=Path, metavar="FILE", help="the profile (default: the model's seer_profile.json)")
+    cal.add_argument(
+        "--work", type=Path, metavar="FILE", help="what was run; goes on where it stopped (default: by --out)"
+    )
+    cal.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve around the end (needs matplotlib)")
+    add_settings(cal)
     return parser
 
 
@@ -83,6 +102,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--image", action="append", default=[], metavar="FILE", help="may be given several times")
+    add_settings(parser)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The options of a `GenerationConfig`, and where the model runs."""
     parser.add_argument("--window", type=int, default=128, metavar="N", help="masked slots (default 128)")
     parser.add_argument("--steps", type=int, metavar="N", help="denoising steps (default: one slot a step)")
     parser.add_argument("--block", type=int, metavar="N", help="slots of a block (default: the whole window)")
@@ -117,6 +141,10 @@ def checked_config(args: argparse.Namespace) -> GenerationConfig:
     """The settings and the prompt are checked before torch and the checkpoint are loaded."""
     if not args.prompt.strip():
         raise ValueError("prompt must hold some text, got an empty one")
+    return config_of(args)
+
+
+def config_of(args: argparse.Namespace) -> GenerationConfig:
     return GenerationConfig(**{field.name: getattr(args, field.name) for field in fields(GenerationConfig)})
 
 
@@ -221,12 +249,21 @@ def run_eval_demo(args: argparse.Namespace) -> None:
     print(text)
 
 
+def run_calibrate(args: argparse.Namespace) -> None:
+    config = config_of(args)
+
+    from seer_dllm import calibrate
+
+    calibrate.command(args, config)
+
+
 COMMANDS = {
+    "calibrate": run_calibrate,
+    "check": run_check,
     "demo": run_demo,
     "eval-demo": run_eval_demo,
     "generate": run_generate,
     "probe": run_probe,
-    "check": run_check,
 }
 
 

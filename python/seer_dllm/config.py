@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ class Profile:
         threshold: an activation below it counts as quiet.
         window, min_snr, plateau, min_jump: arguments of `seer_ext.ops.snr_boundary`.
         margin: slots kept beyond the boundary.
+        slot_offset: 0 reads a slot's quiet share at its own position, 1 at the position before it (for models whose
+            logits are shifted, quietness may go with the token that a position predicts).
     """
 
     probe_layers: tuple[int, ...] = (3, 4, 5, 6)
@@ -116,12 +119,13 @@ class Profile:
     plateau: float = 0.9
     min_jump: float = 0.0
     margin: int = 16
+    slot_offset: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "probe_layers", tuple(self.probe_layers))
-        layers = self.probe_layers
+        layers = tuple(self.probe_layers) if isinstance(self.probe_layers, Iterable) else ()
         if not layers or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in layers):
-            raise ValueError(f"probe_layers must be whole numbers of at least 0, got {layers!r}")
+            raise ValueError(f"probe_layers must be whole numbers of at least 0, got {self.probe_layers!r}")
+        object.__setattr__(self, "probe_layers", layers)
         check_number("threshold", self.threshold, 0.0)
         check_positive("window", self.window)
         for name in ("min_snr", "min_jump"):
@@ -129,6 +133,8 @@ class Profile:
         check_number("plateau", self.plateau, 0.0, 1.0)
         if isinstance(self.margin, bool) or not isinstance(self.margin, int) or self.margin < 0:
             raise ValueError(f"margin must be a whole number of at least 0, got {self.margin!r}")
+        if type(self.slot_offset) is not int or self.slot_offset not in (0, 1):
+            raise ValueError(f"slot_offset must be 0 or 1, got {self.slot_offset!r}")
 
 
 @dataclass(frozen=True)

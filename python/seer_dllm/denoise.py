@@ -76,9 +76,9 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
     probe = Probe(profile.probe_layers, profile.threshold)
     middle = max(profile.probe_layers) + 1
     hidden = canvas.forward(hidden, 0, middle, probe)
-    share, lengths = canvas.window_values(probe.mean())
+    share, lengths = canvas.window_values(probe.mean(), profile.slot_offset)
     fixed = [last_fixed(row.ids, row.mask_id) if row.truncation is not None else 0 for row in canvas.rows]
-    boundaries, snrs = find_boundary(share, lengths, profile, fixed, [row.skipped for row in canvas.rows])
+    boundaries, snrs = find_boundary(share, lengths, profile, fixed, canvas.unread(profile.slot_offset))
 
     keep, go_on = {}, []
     probed = zip(canvas.rows, boundaries, snrs, share.tolist(), fixed, strict=True)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from seer_dllm.backbone import Packing, Probe
-from seer_ext import ops
 
 ForwardKwargs = Mapping[str, Any] | Callable[[int, int], Mapping[str, Any]]
 
@@ -168,16 +167,16 @@ class WrappedBackbone:
         return self.model(inputs_embeds=x, **kwargs) if x.is_floating_point() else self.model(x, **kwargs)
 
     def shares(self, x: Tensor, probe: Probe, **kwargs) -> dict[int, Tensor]:
-        """Probe layer -> quiet share float32 `[B, L]`, from a forward that ends in the last of these layers."""
+        """Probe layer -> what the probe measures `[B, L, ...]`, from a forward that ends in the last of them."""
         names = list(self.downs)
         watched = {names[i]: self.downs[names[i]] for i in probe.layers}
         found = measured_inputs(
-            lambda: self.forward(x, **kwargs), watched, lambda act: ops.mlp_sparsity(act, probe.threshold)
+            lambda: self.forward(x, **kwargs), watched, lambda act: probe.measure(act.flatten(0, -2))
         )
         for name, share in found.items():
-            if share.numel() != x.shape[0] * x.shape[1]:
-                raise ValueError(f"{name} must see one row per token of {list(x.shape[:2])}, got {list(share.shape)}")
-        return {i: found[names[i]].view(x.shape[:2]).to(self.device) for i in probe.layers}
+            if len(share) != x.shape[0] * x.shape[1]:
+                raise ValueError(f"{name} must see one row per token of {list(x.shape[:2])}, got {len(share)}")
+        return {i: found[names[i]].unflatten(0, x.shape[:2]).to(self.device) for i in probe.layers}
 
     def outputs(self, x: Tensor) -> Tensor:
         """`[B, L, H]` inputs of the head, or `[B, L, V]` logits where there is none."""

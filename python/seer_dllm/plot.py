@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,4 +95,17 @@ def draw_probe(report: ProbeReport, file: Path) -> None:
             draw_line(axis, "end", report.stock_end + 1, f"stock ends in slot {report.stock_end}")
     axes[0].legend(fontsize=8, loc="lower right")
     axes[2].set_xlabel("slot of the window at step 0, all slots masked; dotted: the probe layers")
+    save_figure(figure, file)
+
+
+def draw_end(curve: Mapping[int, float], title: str, file: Path) -> None:
+    """The mean quiet share around the end of many answers, as a PNG; slots count from the first behind the end."""
+    figure = new_figure(7, 3)
+    axis = figure.subplots()
+    axis.plot(list(curve), list(curve.values()), color="#2a6f97", marker=".")
+    draw_line(axis, "end", 0, "end of stock's answer")
+    axis.set_xlabel("slot at step 0, from the first one behind the end")
+    axis.set_ylabel("mean quiet share")
+    axis.set_title(title, fontsize=8)
+    axis.legend()
     save_figure(figure, file)

@@ -145,21 +145,21 @@ def probe(
     seen = Probe(measured, profile.threshold)
     canvas.forward(canvas.embeddings(), 0, max(measured) + 1, seen)
     mean = Probe(profile.probe_layers, profile.threshold, seen.per_layer).mean()
-    share, lengths = canvas.window_values(mean)
-    fixed = last_fixed(row.ids, row.mask_id)
-    (boundary,), (snr,) = find_boundary(share, lengths, profile, [fixed], [row.skipped])
+    share, lengths = canvas.window_values(mean, profile.slot_offset)
+    fixed, (unread,) = last_fixed(row.ids, row.mask_id), canvas.unread(profile.slot_offset)
+    (boundary,), (snr,) = find_boundary(share, lengths, profile, [fixed], [unread])
     kept, block = kept_window(boundary, config, profile.margin, fixed)
     reason = row.reason or (NO_JUMP if snr == 0 else NOTHING_TO_CUT if kept == config.window else None)
     if reason is not None:
         kept, block = config.window, config.block
 
     curve = share[0].tolist()
-    candidates = snr_candidates(curve[row.skipped :], profile.window, max(1, fixed - row.skipped))
+    candidates = snr_candidates(curve[unread:], profile.window, max(1, fixed - unread))
     return ProbeReport(
-        quiet=[canvas.window_values(seen.per_layer[i])[0][0].tolist() for i in measured],
+        quiet=[canvas.window_values(seen.per_layer[i], profile.slot_offset)[0][0].tolist() for i in measured],
         layers=measured,
         curve=curve,
-        candidates=[c._replace(keep=c.keep + row.skipped) for c in candidates],
+        candidates=[c._replace(keep=c.keep + unread) for c in candidates],
         boundary=boundary,
         snr=snr,
         kept=kept,

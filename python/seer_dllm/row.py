@@ -145,11 +145,6 @@ class Row:
         return self.truncation.step0_with(self.config.cache)
 
     @property
-    def skipped(self) -> int:
-        """First slots that a prefill has written: they are no masks, so their quietness says nothing about the end."""
-        return int(self.shift and self.prefilled)
-
-    @property
     def _first_is_known_now(self) -> bool:
         """The block's first slot must be written in its first step: later forwards lack the token that predicts it."""
         return self.shift and self.config.cache in BLOCK_CACHES

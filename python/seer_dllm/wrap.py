@@ -82,13 +82,14 @@ class Wrapped:
                 )
         probe = Probe(profile.probe_layers, profile.threshold)
         probe.per_layer.update(self.backbone.shares(x, probe, **kwargs))
-        columns = torch.tensor(starts)[:, None] + torch.arange(max(lengths))
-        share = probe.mean().gather(1, columns.clamp(max=x.shape[1] - 1).to(self.backbone.device))
+        columns = torch.tensor(starts)[:, None] + torch.arange(max(lengths)) - profile.slot_offset
+        share = probe.mean().gather(1, columns.clamp(0, x.shape[1] - 1).to(self.backbone.device))
+        unread = [max(profile.slot_offset - start, 0) for start in starts]  # no position before a window at the front
         fixed = [0] * len(x)
         if input_ids is not None:
             windows = [x[b, start : start + n] for b, (start, n) in enumerate(zip(starts, lengths, strict=True))]
             fixed = [last_fixed(ids, self.backbone.config.mask_id) for ids in windows]
-        boundary, snr = find_boundary(share, torch.tensor(lengths, device=share.device), profile, fixed)
+        boundary, snr = find_boundary(share, torch.tensor(lengths, device=share.device), profile, fixed, unread)
         return Boundary(boundary, snr, [curve[:n] for curve, n in zip(share.tolist(), lengths, strict=True)])
 
     def generate(
@@ -117,10 +118,9 @@ class Wrapped:
                 raise ValueError(f"cache must be 'none' for a wrapped model, got {one.cache!r}")
             if isinstance(one, GenerationConfig) and one.stop:
                 raise ValueError(f"stop must be empty for a wrapped model, which has no tokenizer, got {one.stop!r}")
-        model = api.Model(None, self.backbone, None, None, self.end_ids, self.profile)
         if isinstance(prompts, list | tuple):
-            prompts = [self._embedded(model, i, prompt) for i, prompt in enumerate(prompts)]
-        return model, prompts
+            prompts = self.embed_prompts(prompts)
+        return self.as_model(), prompts
 
     @torch.no_grad()
     def check_bidirectional(self) -> None:
@@ -156,8 +156,15 @@ class Wrapped:
         ids = torch.tensor([[plain[0]] * 4, [plain[0]] * 3 + [plain[-1]]], device=self.backbone.device)
         return ids[0], ids[1]
 
-    def _embedded(self, model: api.Model, index: int, prompt) -> Tensor:
-        """Embeddings `[P, H]` as they are given; ids through `embed`."""
+    def as_model(self) -> api.Model:
+        """What `seer_dllm.generate` takes: without text, for prompts of `embed_prompts`."""
+        return api.Model(None, self.backbone, None, None, self.end_ids, self.profile)
+
+    def embed_prompts(self, prompts: Sequence) -> list[Tensor]:
+        """Per prompt `[P, H]`: embeddings as they are given, ids through `embed`."""
+        return [self._embedded(i, prompt) for i, prompt in enumerate(prompts)]
+
+    def _embedded(self, index: int, prompt) -> Tensor:
         kinds = "token ids [P] or embeddings [P, H]" if self.backbone.embeds else "token ids [P]"
         if isinstance(prompt, Tensor) and prompt.is_floating_point() and self.backbone.embeds:
             return prompt
@@ -166,7 +173,7 @@ class Wrapped:
         if not isinstance(prompt, Tensor) or prompt.dim() != 1 or not _is_whole(prompt):
             got = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
             raise ValueError(f"prompts[{index}] must be {kinds} for this wrapped model, got {got}")
-        return model.embed_ids(prompt.long())
+        return self.as_model().embed_ids(prompt.long())
 
     def _checked_input(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """Whichever was given, on the model's device."""

@@ -160,11 +160,10 @@ def test_unknown_dtype(folder):
 
 
 def test_seer_json(folder):
-    (folder / "seer.json").write_text(json.dumps({"profile": {"margin": 3, "probe_layers": [1, 2]}}))
-    model = seer_dllm.load(folder)
-    assert (model.profile.margin, model.profile.probe_layers) == (3, (1, 2))
-    (folder / "seer.json").write_text(json.dumps({"profile": {"marge": 3}}))
-    refused(folder, ValueError, "Profile has no setting 'marge'")
+    (folder / "seer.json").write_text(json.dumps({"system_prompt": None}))
+    assert seer_dllm.load(folder).system_prompt is None
+    (folder / "seer.json").write_text(json.dumps({"profile": {"margin": 3}}))
+    refused(folder, ValueError, "seer.json must not hold a profile, which belongs into seer_profile.json beside it")
 
 
 def test_round_trip_is_bit_exact(tmp_path):
@@ -174,14 +173,14 @@ def test_round_trip_is_bit_exact(tmp_path):
     vision_config = json.loads((source / "vision_config.json").read_text())
     _, _, backbone, vision = load_parts(source, torch.float32, "cpu")
     save_checkpoint(
-        tmp_path / "new", raw, vision_config, backbone, vision, NoTokenizer(), profile={"margin": 5}, end_tokens=()
+        tmp_path / "new", raw, vision_config, backbone, vision, NoTokenizer(), system_prompt="be brief", end_tokens=()
     )
     before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "new" / "model.safetensors")
     assert set(after) <= set(before)
     assert all(torch.equal(after[name], before[name]) for name in after)
     assert any("vision_tower" in name for name in after)
     model = seer_dllm.load(tmp_path / "new")
-    assert model.profile.margin == 5
+    assert model.system_prompt == "be brief"
     for old, new in ((backbone, model.backbone), (vision, model.vision)):
         assert old.state_dict().keys() == new.state_dict().keys()
         assert all(torch.equal(new.state_dict()[name], value) for name, value in old.state_dict().items())

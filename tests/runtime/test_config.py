@@ -176,7 +176,7 @@ def test_from_mapping():
     assert from_mapping(Profile, {"margin": 3, "probe_layers": [1, 2]}) == Profile(margin=3, probe_layers=(1, 2))
     message = (
         "Profile has no setting 'layers', 'marge'; it has probe_layers, threshold, window, min_snr, plateau, "
-        "min_jump, margin"
+        "min_jump, margin, slot_offset"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         from_mapping(Profile, {"marge": 3, "layers": [1], "margin": 2})

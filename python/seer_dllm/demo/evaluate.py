@@ -6,7 +6,6 @@ where the first stopped. A longer evaluation contains a shorter one: it asks the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain, product
@@ -22,6 +21,7 @@ from seer_dllm.demo import data
 from seer_dllm.demo.questions import KINDS
 from seer_dllm.demo.scoring import exact
 from seer_dllm.detection import kept_window
+from seer_dllm.journal import append_journal, read_journal, weights_signature
 
 SEED = 20261
 DRAWN = 360  # questions drawn at a time: `heldout_questions` gives others where it is asked for another number
@@ -132,41 +132,30 @@ def read(file: Path, signature: str) -> list[Record]:
     Raises:
         ValueError: the file belongs to other weights, another profile or other questions, or holds something else.
     """
-    if not file.exists():
-        return []
-    text = file.read_text()
-    whole = text[: text.rfind("\n") + 1]
     try:
-        head, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
-        if head is not None and head["model"] != signature:
-            raise ValueError(f"out {str(file)!r} must belong to this model ({signature}), got {head['model']}")
-        records = [Record(**{**line, "setting": Setting(**line["setting"])}) for line in lines]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        return [
+            Record(**{**line, "setting": Setting(**line["setting"])}) for line in read_journal(file, signature, "out")
+        ]
+    except (KeyError, TypeError) as error:
         raise ValueError(f"out {str(file)!r} must hold records of this command: {error}") from None
-    if len(whole) < len(text):
-        file.write_text(whole)
-    return records
 
 
 def evaluate(folder: Path, file: Path, tasks: Sequence[Task]) -> tuple[list[Record], Model]:
     """Run what of these tasks is missing in `file`, and return all its records and the model."""
     model = load(folder)
-    signature = f"{weights_signature(model)}; {model.profile}; {DRAWN} questions each of seed {SEED} on"
+    signature = f"{weights_signature(model.backbone)}; {model.profile}; {DRAWN} questions each of seed {SEED} on"
     records = read(file, signature)
     asked = questions(max(task.questions for task in tasks))
-    file.parent.mkdir(parents=True, exist_ok=True)
     done = {(r.setting, r.run, r.index) for r in records}
     missing = [(t, [i for i in range(t.questions) if (t.setting, t.run, i) not in done]) for t in tasks]
-    with file.open("a") as out, tqdm(total=sum(len(m) for _, m in missing), desc="answers", mininterval=1) as bar:
-        if file.stat().st_size == 0:
-            out.write(json.dumps({"model": signature}) + "\n")
+    with tqdm(total=sum(len(m) for _, m in missing), desc="answers", mininterval=1) as bar:
         for task, indices in missing:
             bar.set_postfix_str(f"{task.run}: {task.setting}")
-            for record in answer(model, task, indices, asked):
-                records.append(record)
-                out.write(json.dumps(asdict(record)) + "\n")
-                bar.update()
-            out.flush()
+            for first in range(0, len(indices), BATCH):
+                made = list(answer(model, task, indices[first : first + BATCH], asked))
+                records += made
+                append_journal(file, signature, map(asdict, made))
+                bar.update(len(made))
     return records, model
 
 
@@ -184,11 +173,3 @@ def answer(model: Model, task: Task, indices: list[int], asked) -> Iterator[Reco
         for i, result in zip(some, results, strict=True):
             _, kind, _, truth = asked[i]
             yield Record.of(model, task, i, kind, truth, result)
-
-
-def weights_signature(model: Model) -> str:
-    """A few figures that change with any training: parameters, and the sum and the norm of the backbone's weights."""
-    weights = [p.double() for p in model.backbone.parameters()]
-    total = sum(float(w.sum()) for w in weights)
-    norm = sum(float(w.square().sum()) for w in weights) ** 0.5
-    return f"{sum(w.numel() for w in weights)} parameters, sum {total:.6f}, norm {norm:.6f}"

@@ -42,9 +42,6 @@ from seer_dllm.demo.questions import SIDE
 from seer_dllm.families import find_family
 from seer_dllm.vision import VisionEncoder
 
-# Chosen on 400 sheets of the training split: no window too short for its answer, in windows of 128 and 256. The early
-# layers see the end as well, but would cut one window of sixteen too short.
-PROFILE = {"probe_layers": [10, 11, 12, 13], "threshold": 0.0002, "min_jump": 0.03, "margin": 3}
 EMBEDDING_STD = 0.2
 EARLY_EXIT = 4  # a layer among the probe layers 3 to 6, so that they know what they are to show
 VISION_SHARE = 0.05  # of the rate; at the full rate an untaught language model had ruined the tower after 700 steps
@@ -328,11 +325,14 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
 
 
 def export(args: argparse.Namespace, config: dict, vision_config: dict, weights: dict[str, Tensor], tokenizer) -> None:
-    """Write the checkpoint folder, in float16: half the size, and finer than the bfloat16 it was trained in."""
+    """Write the checkpoint folder, in float16: half the size, and finer than the bfloat16 it was trained in.
+
+    Without a profile: `seer calibrate` makes it.
+    """
     model = DemoModel(config, vision_config)
     model.load_state_dict(weights)
     model.half()
-    save_checkpoint(args.out, config, vision_config, model.backbone, model.vision, tokenizer, profile=PROFILE)
+    save_checkpoint(args.out, config, vision_config, model.backbone, model.vision, tokenizer)
 
 
 def make_parser() -> argparse.ArgumentParser:
