@@ -102,8 +102,8 @@ def calibrate(
             measured = collector.collect(samples, Path(folder) / "work.jsonl")
     else:
         measured = collector.collect(samples, Path(work))
-    search = Search(Costs.of(config, measured.n_layers, wrapped), max_cut)
-    candidates, tested = choose(measured, search, chosen, held, confidence)
+    search = Search(Costs.of(config, measured.n_layers, wrapped), max_cut, confidence)
+    candidates, tested = choose(measured, search, chosen, held)
     evidence = {"runtime": "wrap" if wrapped else "native", "settings": asdict(config), "samples": len(samples)}
     evidence |= findings(measured.rows(held), tested, max_cut, confidence)
     evidence["work_saved_by_slot_offset"] = {
@@ -128,9 +128,7 @@ def split(n: int, needed: int, holdout: float | None) -> tuple[Tensor, Tensor]:
     return order[test:].sort().values, order[:test].sort().values
 
 
-def choose(
-    measured: Measured, search: Search, chosen: Tensor, held: Tensor, confidence: float
-) -> tuple[list[Outcome], Outcome]:
+def choose(measured: Measured, search: Search, chosen: Tensor, held: Tensor) -> tuple[list[Outcome], Outcome]:
     """The candidates by the samples `chosen`, and the first of them on those `held` back. Refused if it fails there."""
     ended = int(measured.ended.sum())
     if ended < LEAST_ENDED * len(measured):
@@ -143,10 +141,10 @@ def choose(
     constant = search.constant(measured.rows(chosen))
     blind = search.cost_at(measured.rows(held), torch.full((len(held),), constant))
     oracle = search.cost_at(measured.rows(held), tested.needed)
-    bound = clopper_pearson(tested.too_short, len(held), confidence)
+    bound = clopper_pearson(tested.too_short, len(held), search.confidence)
     best = (
         f"best was {describe(tested.profile)}: {tested.too_short} of {len(held)} windows cut too short "
-        f"(at most {bound:.2%} at {confidence:.0%}), {1 - tested.cost:.1%} of the work saved, "
+        f"(at most {bound:.2%} at {search.confidence:.0%}), {1 - tested.cost:.1%} of the work saved, "
         f"where a constant window of {constant} saves {1 - blind:.1%} and an oracle {1 - oracle:.1%}"
     )
     if tested.too_short and bound > search.max_cut:

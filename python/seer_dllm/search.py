@@ -24,7 +24,7 @@ MAX_LAYERS = 6
 SCREENED = 64  # samples that the first, widest pass looks at
 STARTS = 8  # layer ranges that are searched on from
 TAIL = 0.1  # share of the samples whose deficits shape the tail
-LEAST_SLACK = 2
+LEAST_SLACK = 1
 ROUNDS = 6
 GAIN = 1e-3  # relative; what gains less is left as it is
 CHOICES = {
@@ -132,11 +132,11 @@ class Search:
     """Evaluates profiles on samples of one configuration.
 
     Args:
-        max_cut: the share of windows cut too short that is asked for.
+        max_cut: the share of windows cut too short that is asked for; confidence: of the margin that is to hold it.
     """
 
-    def __init__(self, costs: Costs, max_cut: float) -> None:
-        self.costs, self.max_cut = costs, max_cut
+    def __init__(self, costs: Costs, max_cut: float, confidence: float) -> None:
+        self.costs, self.max_cut, self.confidence = costs, max_cut, confidence
         window = costs.config.window
         self._kept = torch.tensor([kept_window(keep, costs.config, 0)[0] for keep in range(1, window + 1)])
 
@@ -154,12 +154,15 @@ class Search:
     def fitted(self, measured: Measured, profile: Profile, known: dict[Profile, Tensor] | None = None) -> Outcome:
         """The profile with the margin that these samples ask for.
 
-        The smallest that leaves no window too short here, plus what is to be expected beyond the N samples. That comes
-        from the tail of the deficits (slots needed minus the boundary): with an exponential tail of mean excess b over
-        the quantile `1 - TAIL` (peaks over threshold), they grow by `b * ln(1 / (N * max_cut))` from the largest of N
-        to the one exceeded at a rate of max_cut. At least `LEAST_SLACK`: the best of thousands of profiles was lucky.
-        Where N samples show that rate by themselves, nothing is added. The margin is the largest that the profile or
-        one with a layer more or less asks for: what is safe by luck alone is not so in its neighbours.
+        The smallest that reaches the end of every answer here, without the rounding up that follows, which may help by
+        luck; plus what is to be expected beyond the N samples. That comes from the tail of the deficits (slots needed
+        minus the boundary), taken as geometric: behind the quantile `1 - TAIL` they exceed it by m on average, so that
+        every slot more lets through the share `1 - 1 / m` of what the one before did. Beyond the largest of N lies a
+        share of E / N, E of the standard exponential distribution; at this confidence, a slack of
+        `ln(-ln(1 - confidence) / (N * max_cut)) / -ln(1 - 1 / m)` slots leaves at most max_cut. So many samples as
+        prove the rate by themselves (`samples_needed`) add nothing; else it is at least `LEAST_SLACK`, as the best of
+        thousands of profiles was lucky. The margin is the largest that the profile or one with a layer more or less
+        asks for: what is safe by luck alone is not so in its neighbours.
 
         Args:
             known: boundaries of profiles on these samples, kept from one call to the next.
@@ -187,14 +190,15 @@ class Search:
         cut = boundary < window
         if not cut.any():
             return 0
-        needs, boundary = measured.needs[cut], boundary[cut]
-        least = torch.searchsorted(self._kept, needs) + 1  # the smallest boundary plus margin that keeps enough
-        margin = max(0, int((least - boundary).max()))
-        deficits = (needs - boundary).double()
-        level = deficits.quantile(1 - TAIL)
-        excess = float((deficits[deficits >= level] - level).mean())
-        beyond = 1 / (len(measured) * self.max_cut)
-        slack = max(LEAST_SLACK, math.ceil(excess * math.log(beyond))) if beyond > 1 else 0
+        deficits = (measured.needs - boundary)[cut].double()
+        margin = max(0, int(deficits.max()))
+        beyond = -math.log1p(-self.confidence) / (len(measured) * self.max_cut)
+        if beyond <= 1:
+            return min(margin, window)
+        level = deficits.quantile(1 - TAIL).floor()
+        excess = float((deficits[deficits > level] - level).mean()) if bool((deficits > level).any()) else 1.0
+        decay = -math.log1p(-1 / excess) if excess > 1 else math.inf
+        slack = max(LEAST_SLACK, math.ceil(math.log(beyond) / decay))
         return min(margin + slack, window)
 
     def best(self, measured: Measured) -> list[Outcome]:

@@ -91,7 +91,7 @@ def test_shares_are_those_of_the_probe(family, cache, tmp_path):
         )
         curves = torch.tensor([result.sparsity for result in results])
         assert torch.allclose(measured.curves(profile), curves, atol=2e-5)
-        found = Search(Costs(config, 8), 0.001)._boundaries(measured, profile)
+        found = Search(Costs(config, 8), 0.001, 0.95)._boundaries(measured, profile)
         assert found.tolist() == [result.boundary for result in results]
         stock = seer_dllm.generate(model, [s.prompt for s in samples], config=config, truncation=None)
         ends = [next((i for i, t in enumerate(r.window_ids) if t in model.end_ids), None) for r in stock]
