@@ -98,8 +98,8 @@ def test_the_margin_makes_up_for_what_is_quiet_too_early():
 def test_a_tail_asks_for_slack():
     """One in ten is 10 slots short, the rest 0: the tail's mean over the 90 % quantile is worked out by hand.
 
-    30 deficits: 27 of 0, 3 of 10. Quantile at rank 26.1: 0 + 0.1 * 10 = 1; the three exceed it by 9, so a slot more lets
-    8/9 through, and ln(-ln(0.05) / (30 * 0.001)) / ln(9/8) = 4.6037 / 0.11778 = 39.09: the slack is 40.
+    30 deficits: 27 of 0, 3 of 10. Quantile at rank 26.1: 0 + 0.1 * 10 = 1; the three exceed it by 9, so a slot more
+    lets 8/9 through, and ln(-ln(0.05) / (30 * 0.001)) / ln(9/8) = 4.6037 / 0.11778 = 39.09: the slack is 40.
     """
     measured, early = planted(noise=0.0, needs=[24] * 30), planted(noise=0.0, needs=[24] * 30, early=10)
     measured.shares[:3] = early.shares[:3]
