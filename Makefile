@@ -6,6 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
+CPP := $(shell find csrc tests/emulator -name '*.h' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test format clean check-tools
 .DELETE_ON_ERROR:
@@ -16,7 +17,7 @@ demo: $(VENV)/.built
 test: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
-	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/python -m pytest
 
 check-tools:
@@ -45,7 +46,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.built
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+	$(BIN)/clang-format -i $(CPP)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info seer_ext/_C*.so seer_ext/_build_info.json

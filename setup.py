@@ -2,7 +2,9 @@
 
 torch is found as a folder and never imported, so it is no build requirement and a plain `pip install .` works
 in pip's isolated build too. Knobs, all environment variables: SEER_TORCH_DIR (torch's folder), SEER_CUDA
-(AUTO, ON, OFF), SEER_CUDA_ARCHS, SEER_CMAKE_ARGS (more arguments, split at blanks), SEER_BUILD_DIR, MAX_JOBS.
+(AUTO: where nvcc is found; ON, OFF), CUDACXX (the nvcc to take), TORCH_CUDA_ARCH_LIST (say 8.0;9.0+PTX),
+SEER_CUDA_ANY_VERSION (ON: nvcc may be of another CUDA than torch), SEER_CMAKE_ARGS (more arguments, split at
+blanks), SEER_BUILD_DIR, MAX_JOBS.
 """
 
 import importlib
@@ -70,8 +72,9 @@ class CMakeBuild(build_ext):
             "pybind11_DIR": pybind11.get_cmake_dir(),
             "SEER_TORCH_DIR": torch,
         }
-        knobs = ("SEER_CUDA", "SEER_CUDA_ARCHS")
-        arguments |= {name: os.environ[name] for name in knobs if name in os.environ}
+        # Always given: a build folder remembers what it was told before.
+        knobs = {"SEER_CUDA": "AUTO", "SEER_CUDA_ANY_VERSION": "OFF", "TORCH_CUDA_ARCH_LIST": ""}
+        arguments |= {name: os.environ.get(name) or default for name, default in knobs.items()}
         defines = [f"-D{name}={value}" for name, value in arguments.items()]
         more = os.environ.get("SEER_CMAKE_ARGS", "").split()
         cmake = tool("cmake")

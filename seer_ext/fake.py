@@ -35,6 +35,16 @@ def _(x: Tensor, starts: Tensor, cu_seqlens: Tensor, capacity: int) -> Tensor:
     return x.new_empty((capacity, *x.shape[1:]))
 
 
+@register_fake("seer::varlen_unpack")
+def _(packed: Tensor, columns: Tensor, cu_seqlens: Tensor, length: int, fill: float = 0) -> Tensor:
+    return packed.new_empty((columns.shape[0], length, *packed.shape[1:]))
+
+
+@register_fake("seer::mask_rewrite")
+def _(mask: Tensor, columns: Tensor, lengths: Tensor) -> None:
+    return None
+
+
 @register_fake("seer::truncate_repack")
 def _(
     hidden: Tensor,
@@ -114,26 +124,28 @@ def _refuse_grad(name: str) -> None:
     _library.impl(name, autograd, "Autograd", with_keyset=True)
 
 
-def _track_ids_version() -> None:
-    """commit_tokens writes to ids: raising its version makes a backward that saved ids (an embedding's)
-    complain."""
-    op = torch.ops.seer.commit_tokens.default
+def _track_version(name: str) -> None:
+    """The op writes to its first argument: raising its version makes a backward that saved it complain."""
+    op = getattr(torch.ops.seer, name).default
 
-    def bump(keyset, ids: Tensor, *args, **kwargs):
-        if not ids.is_inference():  # inference tensors have no version
-            torch.autograd.graph.increment_version(ids)
-        return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, ids, *args, **kwargs)
+    def bump(keyset, changed: Tensor, *args, **kwargs):
+        if not changed.is_inference():  # inference tensors have no version
+            torch.autograd.graph.increment_version(changed)
+        return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, changed, *args, **kwargs)
 
-    _library.impl("commit_tokens", bump, "ADInplaceOrView", with_keyset=True)
+    _library.impl(name, bump, "ADInplaceOrView", with_keyset=True)
 
 
 for _name in (
     "mlp_sparsity",
     "snr_boundary",
     "varlen_repack",
+    "varlen_unpack",
+    "mask_rewrite",
     "truncate_repack",
     "token_confidence",
     "commit_tokens",
 ):
     _refuse_grad(_name)
-_track_ids_version()
+for _name in ("mask_rewrite", "commit_tokens"):
+    _track_version(_name)

@@ -70,6 +70,7 @@ def collect() -> dict[str, Any]:
 def render(report: dict[str, Any]) -> str:
     built = report["built"] or {}
     available = ", ".join(report["cpu_isas"]) or "none"
+    archs, compiler = ", ".join(built.get("cuda_archs", [])), built.get("cuda_compiler", "-")
     fits = f">= {built['torch_target']} (against {built['torch']})" if built else "not built"
     lines = [
         ("seer-ext", report["seer-ext"]),
@@ -79,7 +80,7 @@ def render(report: dict[str, Any]) -> str:
         ("compiler", built.get("compiler", "-")),
         ("extension", report["extension"] or "-"),
         ("CPU kernels", f"{report['cpu_isa'] or 'none'} (available here: {available})"),
-        ("CUDA kernels", ", ".join(built.get("cuda_archs", [])) or "none in this build"),
+        ("CUDA kernels", f"{archs or 'none in this build'} ({compiler})"),
         ("error", report["error"] or "none"),
     ]
     text = [f"{name:16}{value}" for name, value in lines]

@@ -1,8 +1,8 @@
 """The public functions: what `torch.ops.seer` offers, documented, with Python's own error classes.
 
 Tensors are on one device, CPU or CUDA, and any outer strides do as long as the last dim is contiguous;
-nothing is copied. Float inputs are float32, bfloat16 or float16. `lengths`, `starts`, `offsets`, `cu_*` and
-`quota` may be int32 or int64. Outputs are contiguous, no call synchronises, equal inputs give equal results,
+nothing is copied. Float inputs are float32, bfloat16 or float16. `lengths`, `starts`, `columns`, `offsets`,
+`cu_*` and `quota` may be int32 or int64. Outputs are contiguous, no call synchronises, equal inputs give equal results,
 and empty inputs are fine.
 
 Errors name the op, the argument, the rule and the value, before anything is written: TypeError for a dtype,
@@ -122,6 +122,32 @@ def _rows_to_tokens(x: Tensor, starts: Tensor, cu_seqlens: Tensor) -> tuple[Tens
         raise ValueError(f"{op}: starts must keep row {b} in [0, L]=[0, {length}], got [{int(starts[b])}, {end}]")
     first = torch.arange(batch, device=starts.device) * length
     return x.flatten(0, 1), torch.where(outside, batch * length, starts + first)  # from past the end, zeros are read
+
+
+def varlen_unpack(packed: Tensor, columns: Tensor, cu_seqlens: Tensor, length: int, fill: float = 0) -> Tensor:
+    """The inverse of `varlen_repack`: packed rows to columns of their own in a padded tensor.
+
+    packed: `[T, ...]`, any 1, 2, 4 or 8-byte dtype. columns: `[B]`, where in its row each range begins.
+    cu_seqlens: `[B+1]`, where the rows begin and end in packed. length: columns of the output.
+    fill: value of all that no token fills, rounded to the dtype; whole numbers alone for integers, 0 or 1 for
+    bool.
+    Returns `[B, length, ...]`: `out[b, columns[b] + t] = packed[cu_seqlens[b] + t]`, the rest `fill`. With
+    columns 0 rows are padded on the right, with `length - cu_seqlens.diff()` on the left.
+    """
+    return _call(torch.ops.seer.varlen_unpack.default, packed, columns, cu_seqlens, length, fill)
+
+
+def mask_rewrite(mask: Tensor, columns: Tensor, lengths: Tensor) -> None:
+    """Cuts an attention mask to one range of columns per row, in place.
+
+    mask: bool `[B, L]`, or `[B, 1, Q, L]` bool (True: attend) or float (added to the scores). Every element
+    needs a place of its own: an expanded mask is refused.
+    columns: `[B]`, the first column of each row that stays. lengths: `[B]`, how many stay.
+    What was visible in the range stays as it is, biases too; the rest becomes False, or `finfo.min` of the
+    dtype, never -inf. NaN, -inf and `finfo.min` count as hidden. A query left with no key gets column
+    `min(columns[b], L-1)` (True, or bias 0), so that no softmax over a row is NaN.
+    """
+    return _call(torch.ops.seer.mask_rewrite.default, mask, columns, lengths)
 
 
 def truncate_repack(

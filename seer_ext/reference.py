@@ -143,6 +143,34 @@ def varlen_repack(x: Tensor, starts: Tensor, cu_seqlens: Tensor, capacity: int) 
     return out
 
 
+def varlen_unpack(packed: Tensor, columns: Tensor, cu_seqlens: Tensor, length: int, fill: float = 0) -> Tensor:
+    """packed `[T, ...]`, columns `[B]` (index into length), cu_seqlens `[B+1]` -> `[B, length, ...]`.
+
+    Tokens `cu_seqlens[b] ..` of packed move to row b, columns `columns[b] ..`. The rest holds fill.
+    """
+    out = packed.new_full((columns.shape[0], length, *packed.shape[1:]), fill)
+    cu = cu_seqlens.tolist()
+    for b, first in enumerate(columns.tolist()):
+        out[b, first : first + cu[b + 1] - cu[b]] = packed[cu[b] : cu[b + 1]]
+    return out
+
+
+def mask_rewrite(mask: Tensor, columns: Tensor, lengths: Tensor) -> None:
+    """mask bool `[B, L]`, bool or float `[B, 1, Q, L]` (changed in place), columns, lengths `[B]`.
+
+    Columns outside `[columns[b], columns[b] + lengths[b])` become False, or `finfo.min` where the mask is
+    added to scores; so do -inf and NaN within. A query left with no key gets `min(columns[b], L-1)`: True,
+    or 0. All hidden, softmax would give NaN with -inf and attend to everything with `finfo.min`.
+    """
+    at = torch.arange(mask.shape[-1], device=mask.device)
+    shape = (-1, *[1] * (mask.ndim - 1))
+    first, last = columns.view(shape), (columns + lengths).view(shape)
+    hidden, shown = (False, True) if mask.dtype == torch.bool else (torch.finfo(mask.dtype).min, 0.0)
+    visible = (mask > hidden) & (at >= first) & (at < last)
+    fallback = ~visible.any(-1, keepdim=True) & (at == first.clamp(max=mask.shape[-1] - 1))
+    mask.masked_fill_(~visible, hidden).masked_fill_(fallback, shown)
+
+
 def truncate_repack(
     hidden: Tensor,
     ids: Tensor,

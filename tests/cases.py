@@ -7,6 +7,7 @@ case, so a test and a benchmark of one name see the same numbers.
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 
@@ -68,6 +69,27 @@ _LISTS: dict[str, dict[str, tuple[Case, ...]]] = {
         + _cases("no_features", B=2, L=3, H=0)
         + _cases("one", B=1, L=1, H=1),
         "perf": _cases("hidden", dtypes=(torch.bfloat16,), B=16, L=512, H=4096),
+    },
+    "varlen_unpack": {
+        "correctness": _cases("plain", dtypes=FLOATS, B=4, L=16, H=64)
+        + _cases("odd", dtypes=FLOATS, B=3, L=7, H=33)
+        + _cases("threads", B=3, L=30_000, H=9),
+        "corner": _cases("no_rows", B=0, L=4, H=8)
+        + _cases("no_columns", B=3, L=0, H=8)
+        + _cases("no_features", B=2, L=3, H=0)
+        + _cases("one", B=1, L=1, H=1),
+        "perf": _cases("hidden", dtypes=(torch.bfloat16,), B=16, L=512, H=4096),
+    },
+    "mask_rewrite": {
+        "correctness": _cases("plain", dtypes=(*FLOATS, torch.bool), B=4, Q=8, L=64)
+        + _cases("odd", dtypes=(torch.bool, *FLOATS), B=3, Q=5, L=37)
+        + _cases("flat", dtypes=(torch.bool,), B=5, Q=0, L=33)
+        + _cases("threads", B=3, Q=90, L=1000),
+        "corner": _cases("no_rows", dtypes=(torch.bool, torch.float32), B=0, Q=4, L=8)
+        + _cases("no_queries", B=2, Q=0, L=8)
+        + _cases("no_columns", B=2, Q=3, L=0)
+        + _cases("one", dtypes=(torch.bool, torch.float32), B=1, Q=1, L=1),
+        "perf": _cases("square", dtypes=(torch.bool, torch.bfloat16), B=16, Q=1024, L=1024),
     },
     "truncate_repack": {
         "correctness": _cases("plain", dtypes=FLOATS, B=4, L=16, H=64)
@@ -151,6 +173,24 @@ def _varlen_repack(gen, dtype, B, L, H):
     return (torch.randn(B * L, H, generator=gen).to(dtype), starts, cu, int(cu[-1]) + 3), {}
 
 
+def _varlen_unpack(gen, dtype, B, L, H):
+    lengths = torch.randint(0, L + 1, (B,), generator=gen)
+    columns = (torch.rand(B, generator=gen) * (L - lengths + 1)).long()
+    cu = torch.zeros(B + 1, dtype=torch.int32)
+    cu[1:] = lengths.cumsum(0)
+    return (torch.randn(int(cu[-1]) + 3, H, generator=gen).to(dtype), columns, cu, L, -1.5), {}
+
+
+def _mask_rewrite(gen, dtype, B, Q, L):
+    """A third hidden already, as -inf in an additive mask; Q=0 with bool is the mask [B, L]."""
+    flat = dtype == torch.bool and Q == 0
+    visible = torch.rand(*((B, L) if flat else (B, 1, Q, L)), generator=gen) < 0.67
+    biases = torch.randn(visible.shape, generator=gen).masked_fill(~visible, -math.inf)
+    lengths = torch.randint(0, L + 1, (B,), generator=gen)
+    columns = (torch.rand(B, generator=gen) * (L - lengths + 1)).long()
+    return (visible if dtype == torch.bool else biases.to(dtype), columns, lengths), {}
+
+
 def _truncate_repack(gen, dtype, B, L, H):
     starts, lengths = _ranges(gen, B, L)
     hidden = torch.randn(B * L, H, generator=gen).to(dtype)
@@ -182,6 +222,8 @@ _MAKERS = {
     "silu_mul_sparsity": _silu_mul_sparsity,
     "snr_boundary": _snr_boundary,
     "varlen_repack": _varlen_repack,
+    "varlen_unpack": _varlen_unpack,
+    "mask_rewrite": _mask_rewrite,
     "truncate_repack": _truncate_repack,
     "token_confidence": _token_confidence,
     "commit_tokens": _commit_tokens,

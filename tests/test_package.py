@@ -143,6 +143,18 @@ def test_info_reports_every_op():
         assert backends["CUDA"] == bool(report["built"]["cuda_archs"]), op
     text = info.render(report)
     assert all(re.search(rf"^{op} +yes", text, re.MULTILINE) for op in OPS)
+    cuda = next(line for line in text.splitlines() if line.startswith("CUDA kernels"))
+    assert report["built"]["cuda_compiler"] in cuda  # which nvcc, or why there is none
+    assert all(arch in cuda for arch in report["built"]["cuda_archs"])
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf (binutils) isn't installed")
+def test_import_needs_no_cuda_library():
+    """case P26: neither a driver nor a CUDA runtime, with CUDA kernels or without."""
+    needed = subprocess.check_output(["readelf", "-d", _C.__file__], text=True)
+    libraries = re.findall(r"\(NEEDED\).*\[(.+)\]", needed)
+    assert "libtorch_cpu.so" in libraries
+    assert [name for name in libraries if re.search(r"cuda|nvidia|cudart", name)] == []
 
 
 def test_info_as_a_command():

@@ -1,6 +1,6 @@
 // The elementary functions of all kernels, CPU and CUDA: one source, so that every backend and instruction set gives
 // the same bits. Built from single IEEE operations: compile with contraction off (a fused multiply-add rounds once, not
-// twice).
+// twice). F is float, or double where a name says so, or a vector of them.
 #pragma once
 
 #include <cmath>
@@ -13,33 +13,38 @@ namespace seer {
 // exp(x) for x <= 0 within 1.1 ulp, down through the denormals to 0; NaN stays NaN.
 // x = n ln2 + r with n a whole number and |r| <= ln2/2; exp(r) by a polynomial (fitted to
 // 5e-11 of relative error), 2^n by its exponent bits.
-SEER_INLINE float exp_nonpositive(float x) {
-  x = x < -104.0f ? -104.0f : x;  // exp(-104) rounds to 0; further out n would leave the range of an exponent
-  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's last bits hold round(x / ln2)
-  const float n = shifted - 12582912.0f;
-  float r = x - n * 0.693359375f;  // ln2 in two parts, the first short enough for n times it to be exact
+template <typename F>
+SEER_INLINE F exp_nonpositive(F x) {
+  using Int = SignedOf<F>;
+  using Bits = UnsignedOf<F>;
+  x = select(x < -104.0f, splat<F>(-104.0f),
+             x);  // exp(-104) rounds to 0; further out n would leave the range of an exponent
+  const F shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's last bits hold round(x / ln2)
+  const F n = shifted - 12582912.0f;
+  F r = x - n * 0.693359375f;  // ln2 in two parts, the first short enough for n times it to be exact
   r = r + n * 2.12194440e-4f;
-  float p = 1.979013614e-4f;
-  p = p * r + 1.394486870e-3f;
+  F p = r * 1.979013614e-4f + 1.394486870e-3f;
   p = p * r + 8.333498612e-3f;
   p = p * r + 4.166629165e-2f;
   p = p * r + 1.666666567e-1f;
   p = p * r + 0.5f;
   p = p * (r * r) + r + 1.0f;
   // 2^n in two normal factors: 2^n itself may be denormal. The clamp is for NaN, whose bits are no number here.
-  int32_t e = static_cast<int32_t>(bit_cast<uint32_t>(shifted) - 0x4b400000u);
-  e = e < -151 ? -151 : e > 0 ? 0 : e;
-  const int32_t half = e >> 1;
-  const float low = bit_cast<float>(static_cast<uint32_t>(half + 127) << 23);
-  const float high = bit_cast<float>(static_cast<uint32_t>(e - half + 127) << 23);
+  Int e = bit_cast<Int>(bit_cast<Bits>(shifted) - 0x4b400000u);
+  e = select(e < -151, splat<Int>(-151), e);
+  e = select(e > 0, splat<Int>(0), e);
+  const Int half = e >> 1;
+  const F low = bit_cast<F>((half + 127) << 23);
+  const F high = bit_cast<F>((e - half + 127) << 23);
   return p * low * high;
 }
 
 // x * sigmoid(x). exp only ever sees -|x|, so nothing overflows: silu(+-1e30) is 1e30 and -0, silu(inf) inf, and
 // silu(-inf) NaN, as in PyTorch.
-SEER_INLINE float silu(float x) {
-  const float z = exp_nonpositive(x < 0.0f ? x : -x);
-  return (x < 0.0f ? x * z : x) / (1.0f + z);
+template <typename F>
+SEER_INLINE F silu(F x) {
+  const F z = exp_nonpositive(select(x < 0.0f, x, -x));
+  return select(x < 0.0f, x * z, x) / (z + 1.0f);
 }
 
 // Natural log of a positive, normal, finite x, within 2e-7 relative, next to 1 as well. x = 2^e * m with m in
@@ -57,14 +62,15 @@ SEER_INLINE float log_positive(float x) {
 
 // exp(x) for x <= 0 in double, within 5e-16 relative; exactly 1 at 0, exactly 0 below -708 (no denormal arises) and for
 // NaN. As the float version, with the Taylor series.
-SEER_INLINE double exp_nonpositive_double(double x) {
-  const bool in_range = x >= -708.0;
-  x = in_range ? x : -708.0;
-  const double shifted = x * 1.4426950408889634 + 0x1.8p52;
-  const double n = shifted - 0x1.8p52;
-  const double r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-  double p = 1.0 / 479001600;
-  p = p * r + 1.0 / 39916800;
+template <typename F>
+SEER_INLINE F exp_nonpositive_double(F x) {
+  using Bits = UnsignedOf<F>;
+  const auto in_range = x >= -708.0;
+  x = select(in_range, x, splat<F>(-708.0));
+  const F shifted = x * 1.4426950408889634 + 0x1.8p52;
+  const F n = shifted - 0x1.8p52;
+  const F r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  F p = r * (1.0 / 479001600) + 1.0 / 39916800;
   p = p * r + 1.0 / 3628800;
   p = p * r + 1.0 / 362880;
   p = p * r + 1.0 / 40320;
@@ -76,8 +82,33 @@ SEER_INLINE double exp_nonpositive_double(double x) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  p *= bit_cast<double>((bit_cast<uint64_t>(shifted) + 1023) << 52);  // the low bits of `shifted` hold n
-  return in_range ? p : 0.0;
+  p = p * bit_cast<F>((bit_cast<Bits>(shifted) + 1023) << 52);  // the low bits of `shifted` hold n
+  return select(in_range, p, splat<F>(0.0));
+}
+
+// log(1 + x) for x >= 0 in double, within 4e-16 relative. The log of u = 1 + x, as the float version's, and to first
+// order of what u has rounded away.
+SEER_INLINE double log1p_nonnegative_double(double x) {
+  const double u = 1.0 + x;
+  const uint64_t offset = bit_cast<uint64_t>(u) - 0x3fe6a09e667f3bcdull;  // from sqrt(1/2)
+  const double e = static_cast<double>(static_cast<int64_t>(offset) >> 52);
+  const double f = bit_cast<double>((offset & 0x000fffffffffffffull) + 0x3fe6a09e667f3bcdull) - 1.0;
+  const double s = f / (2.0 + f);
+  const double z = s * s;
+  double series = 1.0 / 23;
+  series = series * z + 1.0 / 21;
+  series = series * z + 1.0 / 19;
+  series = series * z + 1.0 / 17;
+  series = series * z + 1.0 / 15;
+  series = series * z + 1.0 / 13;
+  series = series * z + 1.0 / 11;
+  series = series * z + 1.0 / 9;
+  series = series * z + 1.0 / 7;
+  series = series * z + 1.0 / 5;
+  series = series * z + 1.0 / 3;
+  const double rounded_away = (x - (u - 1.0)) / u;
+  const double low = e * 1.90821492927058770002e-10 + rounded_away;
+  return e * 6.93147180369123816490e-01 + (2.0 * s + (2.0 * s * z * series + low));
 }
 
 }  // namespace seer

@@ -9,6 +9,8 @@
 
 namespace seer {
 
+SEER_INLINE int64_t clamped(int64_t value, int64_t max) { return value < 0 ? 0 : value > max ? max : value; }
+
 struct MlpSparsityParams {
   const void* act;  // [R, I], last dim dense
   float* sparsity;  // [R], dense
@@ -39,10 +41,7 @@ struct SnrBoundaryParams {
   double min_snr, plateau, min_jump;
 
   // Clamped, so that a wrong length in device memory reads nothing out of bounds.
-  SEER_INLINE int64_t length_of(int64_t b) const {
-    const int64_t n = lengths.data ? lengths[b] : G;
-    return n < 0 ? 0 : n > G ? G : n;
-  }
+  SEER_INLINE int64_t length_of(int64_t b) const { return clamped(lengths.data ? lengths[b] : G, G); }
 };
 
 // Tokens are the slices x[n] of a tensor `[N, ...]`. Each is a number of runs, dense stretches of memory; run r of
@@ -63,6 +62,33 @@ struct VarlenRepackParams {
   IndexArray cu_seqlens;  // [B+1]
   void* out;              // [capacity, ...], dense
   int64_t N, B, capacity;
+};
+
+struct VarlenUnpackParams {
+  TokenLayout packed;     // [T, ...]
+  IndexArray columns;     // [B]
+  IndexArray cu_seqlens;  // [B+1]
+  void* out;              // [B, length, ...], dense
+  uint64_t fill;          // one element of what lies outside the rows, its bytes the lowest
+  int64_t T, B, length;
+};
+
+struct MaskRewriteParams {
+  void* mask;                   // [B, Q, L], last dim dense, changed in place
+  IndexArray columns, lengths;  // [B]
+  int64_t B, Q, L;
+  int64_t row_stride, query_stride;
+  bool additive;  // biases of `dtype`; else bytes, 0 or not
+  DType dtype;
+
+  // The columns [begin, end) that stay, and the one for a query that none is left of. Clamped, so that wrong values in
+  // device memory touch nothing out of bounds.
+  SEER_INLINE int64_t begin_of(int64_t b) const { return clamped(columns[b], L); }
+  SEER_INLINE int64_t end_of(int64_t b) const {
+    const int64_t begin = begin_of(b);
+    return begin + clamped(lengths[b], L - begin);
+  }
+  SEER_INLINE int64_t fallback_of(int64_t b) const { return clamped(columns[b], L - 1); }
 };
 
 struct TruncateRepackParams {

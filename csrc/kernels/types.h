@@ -34,18 +34,93 @@ SEER_INLINE To bit_cast(From from) {
   return to;
 }
 
-SEER_INLINE float to_float(float x) { return x; }
+// What follows is written once for a number and for a vector of them (cpu/vec.h), of which F names the type.
+template <typename F>
+struct Integers;
 
-SEER_INLINE float to_float(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+template <>
+struct Integers<float> {
+  using Signed = int32_t;
+  using Unsigned = uint32_t;
+};
+
+template <>
+struct Integers<double> {
+  using Signed = int64_t;
+  using Unsigned = uint64_t;
+};
+
+template <typename F>
+using SignedOf = typename Integers<F>::Signed;
+
+template <typename F>
+using UnsignedOf = typename Integers<F>::Unsigned;
+
+template <typename V, typename S>
+SEER_INLINE V splat(S value) {
+  return V{} + value;
+}
+
+template <typename Mask, typename V>
+SEER_INLINE V select(Mask mask, V yes, V no) {
+  return mask ? yes : no;
+}
+
+// The bits of bfloat16 or float16 stand in the low half of 32.
+
+template <typename F>
+SEER_INLINE F bfloat16_to_float(UnsignedOf<F> bits) {
+  return bit_cast<F>(bits << 16);
+}
 
 // By integers and one exact subtraction, so that no denormal operand is met, nor flushed.
+template <typename F>
+SEER_INLINE F float16_to_float(UnsignedOf<F> half) {
+  using U = UnsignedOf<F>;
+  const U magnitude = half & 0x7fffu;
+  U bits = (magnitude << 13) + (112u << 23);                                       // exponent bias 15 -> 127
+  bits = bits + select(magnitude >= 0x7c00u, splat<U>(112u << 23), splat<U>(0u));  // inf and NaN: exponent 255
+  const F small = bit_cast<F>(bits + (1u << 23)) - bit_cast<float>(113u << 23);    // denormals: m * 2^-24
+  bits = select(magnitude < 0x0400u, bit_cast<U>(small), bits);
+  return bit_cast<F>(bits | ((half & 0x8000u) << 16));
+}
+
+// Round to nearest even; the carry of the rounding turns what is too large into infinity.
+template <typename F>
+SEER_INLINE UnsignedOf<F> float_to_bfloat16(F x) {
+  using U = UnsignedOf<F>;
+  const U bits = bit_cast<U>(x);
+  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return select(x == x, rounded, splat<U>(0x7fc0u));
+}
+
+// Round to nearest even.
+template <typename F>
+SEER_INLINE UnsignedOf<F> float_to_float16(F x) {
+  using U = UnsignedOf<F>;
+  const U bits = bit_cast<U>(x);
+  const U magnitude = bits & 0x7fffffffu;
+  U half = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Below 2^-14 the unit is 2^-24, which is the last place of a float in [0.5, 1): adding 0.5 rounds there.
+  const U small = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;
+  half = select(magnitude < (113u << 23), small, half);
+  half = select(magnitude >= 0x477ff000u, splat<U>(0x7c00u), half);  // 65520 and above
+  half = select(magnitude > 0x7f800000u, splat<U>(0x7e00u), half);   // NaN
+  return half | ((bits >> 16) & 0x8000u);
+}
+
+SEER_INLINE float to_float(float x) { return x; }
+
+SEER_INLINE float to_float(BFloat16 x) { return bfloat16_to_float<float>(x.bits); }
+
 SEER_INLINE float to_float(Float16 x) {
-  const uint32_t magnitude = x.bits & 0x7fffu;
-  uint32_t bits = (magnitude << 13) + (112u << 23);                                      // exponent bias 15 -> 127
-  bits += magnitude >= 0x7c00u ? 112u << 23 : 0u;                                        // inf and NaN: exponent 255
-  const float small = bit_cast<float>(bits + (1u << 23)) - bit_cast<float>(113u << 23);  // denormals: m * 2^-24
-  bits = magnitude < 0x0400u ? bit_cast<uint32_t>(small) : bits;
-  return bit_cast<float>(bits | (static_cast<uint32_t>(x.bits & 0x8000u) << 16));
+#if defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+  return value;
+#else
+  return float16_to_float<float>(x.bits);
+#endif
 }
 
 template <typename T>
@@ -56,27 +131,40 @@ SEER_INLINE float from_float<float>(float x) {
   return x;
 }
 
-// Round to nearest even; the carry of the rounding turns what is too large into infinity.
 template <>
 SEER_INLINE BFloat16 from_float<BFloat16>(float x) {
-  const uint32_t bits = bit_cast<uint32_t>(x);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  return {static_cast<uint16_t>(nan ? 0x7fc0u : rounded)};
+  return {static_cast<uint16_t>(float_to_bfloat16(x))};
 }
 
-// Round to nearest even.
 template <>
 SEER_INLINE Float16 from_float<Float16>(float x) {
-  const uint32_t bits = bit_cast<uint32_t>(x);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  uint32_t half = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Below 2^-14 the unit is 2^-24, which is the last place of a float in [0.5, 1): adding 0.5 rounds there.
-  const uint32_t small = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  half = magnitude < (113u << 23) ? small : half;
-  half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // 65520 and above
-  half = magnitude > 0x7f800000u ? 0x7e00u : half;   // NaN
-  return {static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u))};
+#if defined(__CUDA_ARCH__)
+  uint16_t rounded;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+  const uint32_t sign = (bit_cast<uint32_t>(x) >> 16) & 0x8000u;
+  return {static_cast<uint16_t>(x == x ? rounded : sign | 0x7e00u)};  // NaN as elsewhere
+#else
+  return {static_cast<uint16_t>(float_to_float16(x))};
+#endif
+}
+
+// The most negative finite value.
+template <typename T>
+SEER_INLINE T lowest();
+
+template <>
+SEER_INLINE float lowest<float>() {
+  return -0x1.fffffep127f;
+}
+
+template <>
+SEER_INLINE BFloat16 lowest<BFloat16>() {
+  return {0xff7f};
+}
+
+template <>
+SEER_INLINE Float16 lowest<Float16>() {
+  return {0xfbff};
 }
 
 // int32 or int64 values at any stride. Not for inner loops.

@@ -123,6 +123,14 @@ IndexArray check_index(const char* op, const char* argument, const Tensor& t, in
   return {t.const_data_ptr(), t.stride(0), t.scalar_type() == ScalarType::Long};
 }
 
+void check_offsets(const char* op, const char* argument, const IndexArray& offsets, int64_t B) {
+  SEER_CHECK(offsets[0] == 0, op, argument, "start at 0", offsets[0]);
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t begin = offsets[b], end = offsets[b + 1];
+    SEER_CHECK(begin <= end, op, argument, "not decrease", text(begin, " before ", end));
+  }
+}
+
 RowLayout check_rows(const char* op, const char* argument, const Tensor& t) {
   RowLayout rows{};
   rows.num_dims = 0;

@@ -59,19 +59,11 @@ DType check_float(const char* op, const char* argument, const Tensor& t);
 // 1-D int32 or int64 of `size` elements on the device of `like`; any stride.
 IndexArray check_index(const char* op, const char* argument, const Tensor& t, int64_t size, const char* shape,
                        const Tensor& like, const char* like_name);
+// For values that the host can read: the B+1 offsets start at 0 and never decrease.
+void check_offsets(const char* op, const char* argument, const IndexArray& offsets, int64_t B);
 // The outer dims of a tensor of rank 1 or more.
 RowLayout check_rows(const char* op, const char* argument, const Tensor& t);
 // Product of the outer sizes.
 int64_t num_rows(const Tensor& t);
-
-// Calls f with a value of the element type that `dtype` stands for.
-template <typename F>
-void dispatch_float(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kFloat32: return f(float{});
-    case DType::kBFloat16: return f(BFloat16{});
-    case DType::kFloat16: return f(Float16{});
-  }
-}
 
 }  // namespace seer

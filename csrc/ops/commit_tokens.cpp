@@ -54,12 +54,8 @@ CommitTokensParams make_commit_tokens_params(const Tensor& ids, const Tensor& sl
 }
 
 bool check_commit_tokens_values(const CommitTokensParams& p) {
-  SEER_CHECK(p.cu_slots[0] == 0, op, "cu_slots", "start at 0", p.cu_slots[0]);
-  for (int64_t b = 0; b < p.B; ++b) {
-    const int64_t begin = p.cu_slots[b], end = p.cu_slots[b + 1];
-    SEER_CHECK(begin <= end, op, "cu_slots", "not decrease", text(begin, " before ", end));
-    SEER_CHECK(end <= p.N, op, "cu_slots", text("end at or before N=", p.N), end);
-  }
+  check_offsets(op, "cu_slots", p.cu_slots, p.B);
+  SEER_CHECK(p.cu_slots[p.B] <= p.N, op, "cu_slots", text("end at or before N=", p.N), p.cu_slots[p.B]);
   std::vector<int64_t> owner(p.T, -1);  // the row that lists a slot
   bool repeats = false;
   for (int64_t b = 0; b < p.B; ++b) {

@@ -8,6 +8,8 @@ STABLE_TORCH_LIBRARY(seer, m) {
       "snr_boundary(Tensor sparsity, Tensor? lengths=None, *, int window=8, float min_snr=1.0, float plateau=0.9, "
       "float min_jump=0.0, int min_keep=1) -> (Tensor boundary, Tensor snr)");
   m.def("varlen_repack(Tensor x, Tensor starts, Tensor cu_seqlens, SymInt capacity) -> Tensor");
+  m.def("varlen_unpack(Tensor packed, Tensor columns, Tensor cu_seqlens, SymInt length, float fill=0) -> Tensor");
+  m.def("mask_rewrite(Tensor(a!) mask, Tensor columns, Tensor lengths) -> ()");
   m.def(
       "truncate_repack(Tensor hidden, Tensor ids, Tensor starts, Tensor lengths, SymInt capacity, *, "
       "Tensor? offsets=None) -> (Tensor hidden, Tensor ids, Tensor positions, Tensor rows, Tensor cu_seqlens)");

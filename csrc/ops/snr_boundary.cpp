@@ -3,10 +3,12 @@
 #include <limits>
 
 namespace seer {
+namespace {
+constexpr const char* op = "snr_boundary";
+}
 
 SnrBoundaryParams make_snr_boundary_params(const Tensor& sparsity, const std::optional<Tensor>& lengths, int64_t window,
                                            double min_snr, double plateau, double min_jump, int64_t min_keep) {
-  constexpr const char* op = "snr_boundary";
   check_rank(op, "sparsity", sparsity, 2, "[B, G]");
   check_dtype(op, "sparsity", sparsity, {ScalarType::Float});
   check_last_contiguous(op, "sparsity", sparsity);
@@ -29,6 +31,13 @@ SnrBoundaryParams make_snr_boundary_params(const Tensor& sparsity, const std::op
   p.plateau = plateau;
   p.min_jump = min_jump;
   return p;
+}
+
+void check_snr_boundary_values(const SnrBoundaryParams& p) {
+  for (int64_t b = 0; p.lengths.data && b < p.B; ++b) {
+    const int64_t n = p.lengths[b];
+    SEER_CHECK(n >= 0 && n <= p.G, op, "lengths", text("lie in [0, G]=[0, ", p.G, "]"), n);
+  }
 }
 
 }  // namespace seer

@@ -7,8 +7,11 @@
 
 namespace seer {
 
-// Checks the arguments and fills all but the outputs. Values of `lengths` are each backend's to check.
+// Checks the arguments and fills all but the outputs.
 SnrBoundaryParams make_snr_boundary_params(const Tensor& sparsity, const std::optional<Tensor>& lengths, int64_t window,
                                            double min_snr, double plateau, double min_jump, int64_t min_keep);
+
+// Checks the values of `lengths`, which the host must be able to read.
+void check_snr_boundary_values(const SnrBoundaryParams& p);
 
 }  // namespace seer

@@ -1,4 +1,4 @@
-// Checks shared by the ops that copy ranges of tokens.
+// Checks shared by the ops on one range of tokens or columns per row.
 #pragma once
 
 #include "checks.h"
@@ -28,15 +28,17 @@ inline TokenLayout check_tokens(const char* op, const char* argument, const Tens
   return x;
 }
 
-inline void check_capacity(const char* op, int64_t capacity, int64_t max) {
-  SEER_CHECK(capacity >= 0 && capacity <= max, op, "capacity", text("lie in [0, ", max, "]"), capacity);
+inline void check_size(const char* op, const char* argument, int64_t size, int64_t max) {
+  SEER_CHECK(size >= 0 && size <= max, op, argument, text("lie in [0, ", max, "]"), size);
 }
 
-// For values that the host can read: `length` tokens of row b from starts[b] on exist. `length` isn't negative.
-inline void check_range(const char* op, const IndexArray& starts, int64_t b, int64_t length, int64_t N) {
+// For values that the host can read: row b's range of `length` from starts[b] on lies in [0, size]. `length` isn't
+// negative.
+inline void check_range(const char* op, const char* argument, const IndexArray& starts, int64_t b, int64_t length,
+                        int64_t size, const char* size_name) {
   const int64_t start = starts[b];
-  SEER_CHECK(start >= 0 && length <= N && start <= N - length, op, "starts",
-             text("keep row ", b, " in [0, N]=[0, ", N, "]"), text(start, " with length ", length));
+  SEER_CHECK(start >= 0 && length <= size && start <= size - length, op, argument,
+             text("keep row ", b, " in [0, ", size_name, "]=[0, ", size, "]"), text(start, " with length ", length));
 }
 
 }  // namespace seer

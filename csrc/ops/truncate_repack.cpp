@@ -30,7 +30,7 @@ TruncateRepackParams make_truncate_repack_params(const Tensor& hidden, const Ten
   p.starts = check_index(op, "starts", starts, p.B, "[B]", hidden, "hidden");
   p.lengths = check_index(op, "lengths", lengths, p.B, "[B]", hidden, "hidden");
   if (offsets) p.offsets = check_index(op, "offsets", *offsets, p.B, "[B]", hidden, "hidden");
-  check_capacity(op, capacity, kMaxInt32);
+  check_size(op, "capacity", capacity, kMaxInt32);
   return p;
 }
 
@@ -38,7 +38,7 @@ void check_truncate_repack_values(const TruncateRepackParams& p) {
   for (int64_t b = 0; b < p.B; ++b) {
     const int64_t length = p.lengths[b];
     SEER_CHECK(length >= 0, op, "lengths", "be at least 0", length);
-    check_range(op, p.starts, b, length, p.N);
+    check_range(op, "starts", p.starts, b, length, p.N, "N");
     if (!p.offsets.data) continue;
     const int64_t offset = p.offsets[b], max = kMaxInt32 - std::min(length, p.capacity);
     SEER_CHECK(offset >= 0 && offset <= max, op, "offsets", text("lie in [0, ", max, "] for row ", b), offset);

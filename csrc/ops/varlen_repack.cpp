@@ -20,16 +20,14 @@ VarlenRepackParams make_varlen_repack_params(const Tensor& x, const Tensor& star
   p.x = check_tokens(op, "x", x);
   p.starts = check_index(op, "starts", starts, p.B, "[B]", x, "x");
   p.cu_seqlens = check_index(op, "cu_seqlens", cu_seqlens, p.B + 1, "[B+1]", x, "x");
-  check_capacity(op, capacity, std::numeric_limits<int64_t>::max());
+  check_size(op, "capacity", capacity, std::numeric_limits<int64_t>::max());
   return p;
 }
 
 void check_varlen_repack_values(const VarlenRepackParams& p) {
-  SEER_CHECK(p.cu_seqlens[0] == 0, op, "cu_seqlens", "start at 0", p.cu_seqlens[0]);
+  check_offsets(op, "cu_seqlens", p.cu_seqlens, p.B);
   for (int64_t b = 0; b < p.B; ++b) {
-    const int64_t begin = p.cu_seqlens[b], end = p.cu_seqlens[b + 1];
-    SEER_CHECK(begin <= end, op, "cu_seqlens", "not decrease", text(begin, " before ", end));
-    check_range(op, p.starts, b, end - begin, p.N);
+    check_range(op, "starts", p.starts, b, p.cu_seqlens[b + 1] - p.cu_seqlens[b], p.N, "N");
   }
 }
 

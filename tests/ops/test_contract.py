@@ -57,7 +57,7 @@ def test_opcheck_with_gradient(device, dtype):
 
 
 def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
+    return result if isinstance(result, tuple) else () if result is None else (result,)
 
 
 @pytest.mark.parametrize("op, case", THREE_CASES)
@@ -82,6 +82,7 @@ def test_fakes_of_strided_inputs(device):
         ("mlp_sparsity", (x, 0.5)),
         ("silu_mul_sparsity", (x, x, 0.5)),
         ("varlen_repack", (x, index[:1], index, 3)),
+        ("varlen_unpack", (x, index[:1], index, 3)),
         ("truncate_repack", (x[:, 0], torch.arange(6, device=device), index[:1], index[1:], 3)),
         ("token_confidence", (x[:, 0],)),
         ("snr_boundary", (x[:, 0],)),
@@ -126,7 +127,7 @@ def test_compiled_gradient(device):
 
 
 def step(logits, hidden, ids, starts, lengths, capacity, cu_slots, quota):
-    """Everything else in one graph, the in-place op included."""
+    """Everything else in one graph, the in-place ops included."""
     packed, packed_ids, positions, rows, cu = ops.truncate_repack(hidden, ids, starts, lengths, capacity)
     again = ops.varlen_repack(packed, cu[:-1], cu, capacity)
     token, confidence = ops.token_confidence(logits)
@@ -139,7 +140,11 @@ def step(logits, hidden, ids, starts, lengths, capacity, cu_slots, quota):
         quota,
         mask_id=0,
     )
-    return packed_ids, again, positions, rows, written, remaining
+    window = packed_ids.shape[0] // lengths.shape[0]
+    padded = ops.varlen_unpack(packed_ids, torch.zeros_like(lengths), cu, window, fill=-1)
+    mask = padded >= 0
+    ops.mask_rewrite(mask, torch.zeros_like(lengths), lengths - 1)
+    return packed_ids, again, positions, rows, written, remaining, padded, mask
 
 
 def step_inputs(device, batch, length):
@@ -238,14 +243,26 @@ def test_inference_tensors_work_anywhere(op, device):
             cloned = [a.clone() if isinstance(a, torch.Tensor) else a for a in fresh]
         return [a if keep(i) else c for i, (a, c) in enumerate(zip(fresh, cloned, strict=True))]
 
+    def results_of(args):
+        return *as_tuple(raw(op)(*args, **kwargs)), args[0]  # the first argument, as some ops change it
+
     with torch.inference_mode():
-        inside = as_tuple(raw(op)(*born_there(), **kwargs))
-    outside = as_tuple(raw(op)(*born_there(), **kwargs))
-    mixed = as_tuple(raw(op)(*born_there(keep=lambda i: i > 0), **kwargs))
-    want = as_tuple(raw(op)(*fresh, **kwargs))
+        inside = results_of(born_there())
+    outside = results_of(born_there())
+    mixed = results_of(born_there(keep=lambda i: i > 0))
+    want = results_of(fresh)
     for results in (inside, outside, mixed):
         for result, expected in zip(results, want, strict=True):
             assert torch.equal(result, expected)
+
+
+def test_rewriting_raises_the_version_of_the_mask(device):
+    scores = torch.randn(2, 1, 3, 4, device=device, requires_grad=True)
+    mask = torch.zeros(2, 1, 3, 4, device=device)
+    loss = (scores * mask).sum()
+    ops.mask_rewrite(mask, torch.tensor([0, 1], device=device), torch.tensor([2, 2], device=device))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_commit_raises_the_version_of_ids(device):
@@ -256,6 +273,25 @@ def test_commit_raises_the_version_of_ids(device):
     ops.commit_tokens(ids, *rest, **kwargs)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+# ---- threads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_threads_change_no_bit(op):
+    """Rows shared among threads, and one row among several where an op does that."""
+    case = next(case for case in CORRECTNESS[op] if case.name == "threads")
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            args, kwargs = inputs(op, case)
+            results.append((*as_tuple(raw(op)(*args, **kwargs)), args[0]))
+    finally:
+        torch.set_num_threads(before)
+    for one, several in zip(*results, strict=True):
+        assert torch.equal(one, several)
 
 
 # ---- errors ------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ for op in OPS:
     for case in CORRECTNESS[op] + CORNER[op]:
         args, kwargs = inputs(op, case)
         result = getattr(ops, op)(*args, **kwargs)
-        for tensor in result if isinstance(result, tuple) else (result,):
-            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        for tensor in (*(result if isinstance(result, tuple) else (result,)), args[0]):  # some ops change the first
+            if tensor is not None:
+                digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 gate = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 digest.update(ops.silu_mul_sparsity(gate, gate.flip(0), 0.1)[0].view(torch.uint8).numpy().tobytes())
 print(seer_ext._C.cpu_isa(), digest.hexdigest())

@@ -6,24 +6,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "../params.h"
+#include "../commit_tokens.h"
 
 namespace seer::cpu {
-
-struct CommitCandidate {
-  double confidence;
-  int64_t slot;
-  int64_t entry;  // index into slots, token and confidence
-};
-
-// A total order: highest confidence, NaN after everything else, then lowest slot, then lowest entry.
-inline bool ranks_before(const CommitCandidate& a, const CommitCandidate& b) {
-  if (a.confidence > b.confidence) return true;
-  if (a.confidence < b.confidence) return false;
-  const bool a_nan = a.confidence != a.confidence, b_nan = b.confidence != b.confidence;
-  if (a_nan != b_nan) return b_nan;
-  return a.slot != b.slot ? a.slot < b.slot : a.entry < b.entry;
-}
 
 // Moves what row b writes to the front of [first, last) and returns its end.
 inline CommitCandidate* select_candidates(const CommitTokensParams& p, int64_t b, CommitCandidate* first,
@@ -54,11 +39,8 @@ inline void commit_tokens(const CommitTokensParams& p, bool repeats, CommitCandi
       if (slot >= 0 && p.ids[slot * p.ids_stride] == p.mask_id) *last++ = {p.confidence[i], slot, i};
     }
     if (repeats) {  // a slot counts once, at its best entry
-      const auto by_slot = [](const CommitCandidate& x, const CommitCandidate& y) {
-        return x.slot != y.slot ? x.slot < y.slot : ranks_before(x, y);
-      };
       const auto same_slot = [](const CommitCandidate& x, const CommitCandidate& y) { return x.slot == y.slot; };
-      std::sort(first, last, by_slot);
+      std::sort(first, last, slot_ranks_before);
       last = std::unique(first, last, same_slot);
     }
     CommitCandidate* const written = select_candidates(p, b, first, last);

@@ -1,14 +1,10 @@
 // Share of each row's activations below the threshold. Counts are integers, hence exact; NaN is never below.
 #pragma once
 
+#include "../mlp_sparsity.h"
 #include "../params.h"
 
 namespace seer::cpu {
-
-// Divided in double and rounded once: the correctly rounded share.
-SEER_INLINE float share_of(int64_t count, int64_t total) {
-  return total == 0 ? 0.0f : static_cast<float>(static_cast<double>(count) / static_cast<double>(total));
-}
 
 template <typename T>
 SEER_INLINE int64_t count_below(const T* row, int64_t n, float threshold) {
@@ -18,7 +14,7 @@ SEER_INLINE int64_t count_below(const T* row, int64_t n, float threshold) {
     const T* x = row + first;
     const int32_t length = static_cast<int32_t>(n - first < kRun ? n - first : kRun);
     int32_t count = 0;
-    for (int32_t i = 0; i < length; ++i) count += __builtin_fabsf(to_float(x[i])) < threshold ? 1 : 0;
+    for (int32_t i = 0; i < length; ++i) count += is_below(to_float(x[i]), threshold) ? 1 : 0;
     total += count;
   }
   return total;

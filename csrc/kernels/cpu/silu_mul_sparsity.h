@@ -4,25 +4,27 @@
 #include "../math.h"
 #include "../params.h"
 #include "mlp_sparsity.h"
+#include "vec.h"
 
 namespace seer::cpu {
 
 // Rows [begin, end).
 template <typename T>
 SEER_INLINE void silu_mul_sparsity(const SiluMulSparsityParams& p, int64_t begin, int64_t end) {
-  constexpr int64_t kRun = 2048;  // of act, still in the L1 cache when it is counted
   for (int64_t r = begin; r < end; ++r) {
     const T* gate = static_cast<const T*>(p.gate) + p.gate_rows.offset(r);
     const T* up = static_cast<const T*>(p.up) + p.up_rows.offset(r);
-    T* __restrict act = static_cast<T*>(p.act) + r * p.I;
-    int64_t count = 0;
-    for (int64_t first = 0; first < p.I; first += kRun) {
-      const int32_t length = static_cast<int32_t>(p.I - first < kRun ? p.I - first : kRun);
-      for (int32_t i = 0; i < length; ++i) {
-        act[first + i] = from_float<T>(silu(to_float(gate[first + i])) * to_float(up[first + i]));
-      }
-      count += count_below(act + first, length, p.threshold);
+    T* act = static_cast<T*>(p.act) + r * p.I;
+    SignedOf<Floats> below = {};  // minus the count of each lane: a true comparison is -1
+    int64_t i = 0;
+    for (; i + kFloats <= p.I; i += kFloats) {
+      const Floats rounded = store_floats(act + i, silu(load_floats(gate + i)) * load_floats(up + i));
+      below = below + (absolute(rounded) < p.threshold);
     }
+    const int64_t tail = i;
+    for (; i < p.I; ++i) act[i] = from_float<T>(silu(to_float(gate[i])) * to_float(up[i]));
+    int64_t count = count_below(act + tail, p.I - tail, p.threshold);
+    for (int lane = 0; lane < kFloats; ++lane) count -= below.lane(lane);
     p.sparsity[r] = share_of(count, p.I);
   }
 }

@@ -1,142 +1,131 @@
-// Token and confidence of each row of logits, read from memory once. A row goes by in blocks that stay in L1: a block
-// is widened to float, its maximum found, and its exponentials summed in double relative to the running maximum. The
-// sums leave out the term of the maximum itself, so that 1 / (1 + sum) keeps what 1 + sum would round away. Every sum
-// has a fixed order: a row's result depends on nothing but the row.
+// Token and confidence of each row of logits, read from memory once: a row goes by in tiles that stay in L1.
 #pragma once
 
-#include "../math.h"
-#include "../params.h"
-#include "../rng.h"
+#include "../token_confidence.h"
+#include "vec.h"
 
 namespace seer::cpu::confidence {
 
-constexpr int kBlock = 1024;  // floats; a block and its scores take 8 KiB
-constexpr int kLanes = 16;    // partial results side by side: compilers vectorise them without reordering a sum
-constexpr float kInfinity = __builtin_inff();
+constexpr int kTile = kConfidenceTile;  // a tile and its scores take 8 KiB
+constexpr int kLanes = 16;              // sums side by side, as many as registers hold at every level
+using Doubles = Pack<double, kLanes* static_cast<int>(sizeof(double)) / kVectorBytes>;
 
-// The softmax of what was seen so far, relative to its maximum.
-struct Softmax {
-  float max;
-  float second;     // runner-up, kept for the margin only
-  int64_t argmax;   // lowest index of the maximum; -1: nothing allowed yet
-  double others;    // sum of exp(d), d = logit - max, over all but the argmax
-  double weighted;  // sum of d * exp(d) over the same, kept for the entropy only
-};
+SEER_INLINE Doubles load_doubles(const float* from) {
+  typedef float Part __attribute__((vector_size(kVectorBytes / 2)));
+  Doubles r;
+  for (int i = 0; i < kLanes / Doubles::kPartLanes; ++i) {
+    Part part;
+    memcpy(&part, from + i * Doubles::kPartLanes, sizeof(part));
+    r.part[i] = __builtin_convertvector(part, Doubles::Part);
+  }
+  return r;
+}
 
-// Widens `count` logits from vocab id `first` on. Suppressed ids and NaN become -inf, as does the rest of the block.
-// `next` counts up through the ascending suppressed ids.
+SEER_INLINE float tile_max(const float* tile) {
+  Floats max = splat<Floats>(-kInfinity);
+  for (int i = 0; i < kTile; i += kFloats) max = larger(load_floats(tile + i), max);
+  return largest(max);
+}
+
+// The largest of the values below `bound`.
+SEER_INLINE float max_below(const float* tile, float bound) {
+  Floats max = splat<Floats>(-kInfinity);
+  for (int i = 0; i < kTile; i += kFloats) {
+    const Floats x = load_floats(tile + i);
+    max = larger(select(x < bound, x, splat<Floats>(-kInfinity)), max);
+  }
+  return largest(max);
+}
+
+// Widens `count` logits from vocab id `first` on and returns their maximum. Suppressed ids and NaN become -inf, as does
+// the rest of the tile. `next` counts up through the ascending suppressed ids.
 template <typename T>
-SEER_INLINE void load_block(const TokenConfidenceParams& p, const T* row, int64_t first, int count, int64_t& next,
-                            float* block) {
-  for (int i = 0; i < count; ++i) {
-    const float x = to_float(row[first + i]);
-    block[i] = x == x ? x : -kInfinity;
-  }
-  for (int i = count; i < kBlock; ++i) block[i] = -kInfinity;
-  for (; next < p.S && p.suppress[next] < first + count; ++next) block[p.suppress[next] - first] = -kInfinity;
-}
-
-SEER_INLINE float block_max(const float* block) {
-  float lanes[kLanes];
-  for (int j = 0; j < kLanes; ++j) lanes[j] = -kInfinity;
-  for (int i = 0; i < kBlock; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) lanes[j] = block[i + j] > lanes[j] ? block[i + j] : lanes[j];
-  }
-  float max = lanes[0];
-  for (int j = 1; j < kLanes; ++j) max = lanes[j] > max ? lanes[j] : max;
-  return max;
-}
-
-// The lowest index of a value that the block holds.
-SEER_INLINE int index_of(const float* block, float value) {
+SEER_INLINE float load_tile(const TokenConfidenceParams& p, const T* row, int64_t first, int count, int64_t& next,
+                            float* tile) {
+  const T* logits = row + first;
+  Floats max = splat<Floats>(-kInfinity);
   int i = 0;
-  while (block[i] != value) ++i;
+  for (; i + kFloats <= count; i += kFloats) {
+    const Floats x = load_floats(logits + i);
+    store(tile + i, select(x == x, x, splat<Floats>(-kInfinity)));
+    max = larger(x, max);
+  }
+  if (count == kTile && (next == p.S || p.suppress[next] >= first + count)) return largest(max);
+  for (; i < count; ++i) {
+    const float x = to_float(logits[i]);
+    tile[i] = x == x ? x : -kInfinity;
+  }
+  for (; i < kTile; ++i) tile[i] = -kInfinity;
+  for (; next < p.S && p.suppress[next] < first + count; ++next) tile[p.suppress[next] - first] = -kInfinity;
+  return tile_max(tile);
+}
+
+// The lowest index of a value that the tile holds.
+SEER_INLINE int index_of(const float* tile, float value) {
+  int i = 0;
+  while (tile[i] != value) ++i;
   return i;
 }
 
+SEER_INLINE int count_of(const float* tile, float value) {
+  SignedOf<Floats> minus = {};  // a true comparison is -1
+  for (int i = 0; i < kTile; i += kFloats) minus = minus + (load_floats(tile + i) == value);
+  int count = 0;
+  for (int lane = 0; lane < kFloats; ++lane) count -= minus.lane(lane);
+  return count;
+}
+
+SEER_INLINE double add_lanes(double* lanes) {
+  for (int half = kConfidenceLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  }
+  return lanes[0];
+}
+
 template <bool kEntropy>
-SEER_INLINE void add_exponentials(const float* block, Softmax& s) {
-  if (s.max == kInfinity) {  // the softmax's limit: infinite logits share everything, finite ones have nothing
-    for (int i = 0; i < kBlock; ++i) s.others += block[i] == kInfinity ? 1.0 : 0.0;
-    return;
-  }
-  const double max = s.max;
-  double sums[kLanes] = {}, weighted[kLanes] = {};
-  for (int i = 0; i < kBlock; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) {
-      const double d = static_cast<double>(block[i + j]) - max;
-      const double e = exp_nonpositive_double(d);
-      sums[j] += e;
-      if (kEntropy) weighted[j] += (d >= -708.0 ? d : -708.0) * e;  // e is 0 below; -inf * 0 would be NaN
+SEER_INLINE void add_exponentials(const float* tile, ConfidencePart& part) {
+  double all_sums[kConfidenceLanes], all_weighted[kConfidenceLanes];
+  for (int lane = 0; lane < kConfidenceLanes; lane += kLanes) {
+    Doubles sums = {}, weighted = {};
+    for (int i = lane; i < kTile; i += kConfidenceLanes) {
+      const Doubles d = load_doubles(tile + i) - static_cast<double>(part.max);
+      const Doubles e = exp_below_max(d);
+      sums = sums + e;
+      if (kEntropy) weighted = weighted + weighted_exp(d, e);
     }
+    for (int j = 0; j < kLanes; ++j) all_sums[lane + j] = sums.lane(j);
+    for (int j = 0; j < kLanes; ++j) all_weighted[lane + j] = weighted.lane(j);
   }
-  for (int j = 0; j < kLanes; ++j) s.others += sums[j];
-  if (kEntropy) {
-    for (int j = 0; j < kLanes; ++j) s.weighted += weighted[j];
-  }
+  part.others += add_lanes(all_sums);
+  if (kEntropy) part.weighted += add_lanes(all_weighted);
 }
 
-// Makes `max`, found at vocab id `argmax`, what all sums are relative to. The old maximum becomes one of the others.
-SEER_INLINE void raise_max(float max, int64_t argmax, Softmax& s) {
-  if (s.argmax >= 0) {
-    const double shift = static_cast<double>(s.max) - static_cast<double>(max);
-    const double factor = exp_nonpositive_double(shift);
-    s.weighted = factor > 0.0 ? factor * (s.weighted + shift * (s.others + 1.0)) : 0.0;
-    s.others = factor * (s.others + 1.0);
-  }
-  s.second = s.max;
-  s.max = max;
-  s.argmax = argmax;
-}
-
-// `max` is the block's, and not -inf.
-SEER_INLINE void add_block(ConfidenceKind kind, int64_t first, float max, float* block, Softmax& s) {
-  if (max > s.max) {
-    const int at = index_of(block, max);
-    raise_max(max, first + at, s);
-    block[at] = -kInfinity;  // its own term stays out of the sums
-  }
+// `max` is the tile's, and not -inf. `best` is that of the tiles before: only a tile above it may hold the row's
+// maximum, whose place is looked for.
+SEER_INLINE ConfidencePart summarize(ConfidenceKind kind, int64_t first, float max, float best, const float* tile) {
+  ConfidencePart part = empty_part();
+  const int count = count_of(tile, max);
+  part.argmax = first + (max > best ? index_of(tile, max) : 0);
+  part.max = max;
+  part.others = count - 1;
+  if (kind == ConfidenceKind::kMargin) part.second = count > 1 ? max : max_below(tile, max);
   if (kind == ConfidenceKind::kEntropy) {
-    add_exponentials<true>(block, s);
-    return;
+    add_exponentials<true>(tile, part);
+  } else {
+    add_exponentials<false>(tile, part);
   }
-  if (kind == ConfidenceKind::kMargin) {
-    const float second = block_max(block);
-    s.second = second > s.second ? second : s.second;
-  }
-  add_exponentials<false>(block, s);
+  return part;
 }
 
-// The best of logits + temperature * noise, lowest index first.
-struct Sample {
-  float score;
-  float logit;    // without noise
-  int64_t token;  // -1: none yet
-};
-
-SEER_INLINE void sample_block(float temperature, uint64_t stream, int64_t first, float max, const float* block,
-                              Sample& best) {
-  if (!(max + temperature * kGumbelMax > best.score)) return;  // no noise can lift this block above the best
-  float scores[kBlock];
-  for (int i = 0; i < kBlock; ++i) scores[i] = block[i] + temperature * counter_gumbel(stream, first + i);
-  const float top = block_max(scores);
-  if (!(top > best.score)) return;
-  const int at = index_of(scores, top);
-  best = {top, block[at], first + at};
-}
-
-SEER_INLINE double probability(float logit, const Softmax& s) {
-  const double d = static_cast<double>(logit) - static_cast<double>(s.max);
-  return (logit == s.max ? 1.0 : exp_nonpositive_double(d)) / (1.0 + s.others);
-}
-
-// -inf where the id isn't allowed.
-SEER_INLINE float allowed_logit(const TokenConfidenceParams& p, float logit, int64_t token) {
-  if (logit != logit) return -kInfinity;
-  for (int64_t i = 0; i < p.S && p.suppress[i] <= token; ++i) {
-    if (p.suppress[i] == token) return -kInfinity;
-  }
-  return logit;
+// A score that isn't above `best` needs no place either.
+SEER_INLINE void sample(float temperature, uint64_t stream, int64_t first, float best, const float* tile,
+                        ConfidencePart& part) {
+  float scores[kTile];
+  for (int i = 0; i < kTile; ++i) scores[i] = tile[i] + temperature * counter_gumbel(stream, first + i);
+  const float score = tile_max(scores);
+  if (!(score > best)) return;
+  part.score = score;
+  part.sampled = first + index_of(scores, score);
 }
 
 }  // namespace seer::cpu::confidence
@@ -147,45 +136,31 @@ namespace seer::cpu {
 template <typename T>
 SEER_INLINE void token_confidence(const TokenConfidenceParams& p, int64_t begin, int64_t end) {
   using namespace confidence;
-  alignas(64) float block[kBlock];
+  alignas(64) float tile[kTile];
+  ConfidencePart complete[64];  // subtrees that wait for their right neighbour, as the ones of a binary counter
   for (int64_t n = begin; n < end; ++n) {
-    const T* row = static_cast<const T*>(p.logits) + n * p.row_stride;
-    const float temperature = p.temperature ? p.temperature[n * p.temperature_stride] : 0.0f;
-    const bool sampled = temperature > 0.0f;
-    const uint64_t stream = sampled ? mix64(static_cast<uint64_t>(p.key[n * p.key_stride])) : 0;
-    Softmax s = {-kInfinity, -kInfinity, -1, 0.0, 0.0};
-    Sample sample = {-kInfinity, -kInfinity, -1};
+    const T* logits = static_cast<const T*>(p.logits) + n * p.row_stride;
+    const float temperature = temperature_of(p, n);
+    const uint64_t stream = temperature > 0.0f ? mix64(static_cast<uint64_t>(p.key[n * p.key_stride])) : 0;
+    float best = -kInfinity, best_score = -kInfinity;
     int64_t next = 0;
-    for (int64_t first = 0; first < p.V; first += kBlock) {
-      const int count = static_cast<int>(p.V - first < kBlock ? p.V - first : kBlock);
-      load_block(p, row, first, count, next, block);
-      const float max = block_max(block);
-      if (max == -kInfinity) continue;
-      if (sampled) sample_block(temperature, stream, first, max, block, sample);
-      add_block(p.kind, first, max, block, s);
+    int depth = 0;
+    for (int64_t t = 0, first = 0; first < p.V; ++t, first += kTile) {
+      const int count = static_cast<int>(p.V - first < kTile ? p.V - first : kTile);
+      const float max = load_tile(p, logits, first, count, next, tile);
+      ConfidencePart part = max > -kInfinity ? summarize(p.kind, first, max, best, tile) : empty_part();
+      // No noise can lift a tile of lower logits above the best score.
+      if (temperature > 0.0f && max + temperature * kGumbelMax > best_score) {
+        sample(temperature, stream, first, best_score, tile, part);
+      }
+      best = max > best ? max : best;
+      best_score = part.score > best_score ? part.score : best_score;
+      for (int64_t bit = t; bit & 1; bit >>= 1) part = merge_parts(complete[--depth], part);
+      complete[depth++] = part;
     }
-
-    int64_t token = s.argmax < 0 ? 0 : s.argmax;
-    float logit = s.max;
-    if (p.chosen) {
-      token = p.chosen[n * p.chosen_stride];
-      logit = allowed_logit(p, to_float(row[token]), token);
-    } else if (sample.token >= 0) {
-      token = sample.token;
-      logit = sample.logit;
-    }
-    double confidence = 0.0;
-    if (s.argmax < 0) {
-      // nothing is allowed: no confidence of any kind
-    } else if (p.kind == ConfidenceKind::kProb) {
-      confidence = probability(logit, s);
-    } else if (p.kind == ConfidenceKind::kMargin) {
-      confidence = probability(s.max, s) - probability(s.second, s);
-    } else {
-      confidence = s.weighted / (1.0 + s.others) - __builtin_log1p(s.others);
-    }
-    p.token[n] = token;
-    p.confidence[n] = confidence;
+    ConfidencePart row = depth > 0 ? complete[--depth] : empty_part();
+    while (depth > 0) row = merge_parts(complete[--depth], row);
+    finish_row(p, n, logits, row);
   }
 }
 

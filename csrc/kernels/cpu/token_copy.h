@@ -29,6 +29,17 @@ inline void zero_tokens(const TokenLayout& x, int64_t count, char* to) {
   if (bytes > 0) std::memset(to, 0, bytes);
 }
 
+// `element` is one element, its bytes the lowest.
+inline void fill_tokens(const TokenLayout& x, uint64_t element, int64_t count, char* to) {
+  const int64_t elements = count * x.runs * x.run;
+  switch (x.element_size) {
+    case 1: std::fill_n(to, elements, static_cast<char>(element)); return;
+    case 2: std::fill_n(reinterpret_cast<uint16_t*>(to), elements, static_cast<uint16_t>(element)); return;
+    case 4: std::fill_n(reinterpret_cast<uint32_t*>(to), elements, static_cast<uint32_t>(element)); return;
+    default: std::fill_n(reinterpret_cast<uint64_t*>(to), elements, element); return;
+  }
+}
+
 // Calls f(row, from, to) for each row's part of the packed tokens [begin, end), in order, and returns where the last
 // part ends. `cu` is any indexable of B+1 offsets.
 template <typename Offsets, typename F>

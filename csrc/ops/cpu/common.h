@@ -1,4 +1,4 @@
-// What the CPU implementations share: outputs, the grain of their parallel loops, the kernels of this machine.
+// What the CPU implementations share: the grain of their parallel loops, the kernels of this machine.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -8,19 +8,9 @@
 #include <vector>
 
 #include "kernels/cpu/isa.h"
-#include "ops/checks.h"
+#include "ops/outputs.h"
 
 namespace seer::cpu {
-
-// The sizes of `t` without its last dim.
-inline std::vector<int64_t> outer_sizes(const Tensor& t) {
-  const auto sizes = t.sizes();
-  return {sizes.begin(), sizes.end() - 1};
-}
-
-inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  return torch::stable::new_empty(like, {sizes.data(), sizes.size()}, dtype);
-}
 
 // Rows per task, so that a task is worth the hand-over to another thread.
 inline int64_t rows_per_task(int64_t row_elements) {

@@ -8,10 +8,7 @@ namespace seer::cpu {
 std::tuple<Tensor, Tensor> snr_boundary_op(Tensor sparsity, std::optional<Tensor> lengths, int64_t window,
                                            double min_snr, double plateau, double min_jump, int64_t min_keep) {
   SnrBoundaryParams p = make_snr_boundary_params(sparsity, lengths, window, min_snr, plateau, min_jump, min_keep);
-  for (int64_t b = 0; lengths && b < p.B; ++b) {
-    const int64_t n = p.lengths[b];
-    SEER_CHECK(n >= 0 && n <= p.G, "snr_boundary", "lengths", text("lie in [0, G]=[0, ", p.G, "]"), n);
-  }
+  check_snr_boundary_values(p);
   Tensor boundary = new_output(sparsity, {p.B}, ScalarType::Int);
   Tensor snr = new_output(sparsity, {p.B}, ScalarType::Float);
   p.boundary = boundary.mutable_data_ptr<int32_t>();
