@@ -21,6 +21,7 @@ from seer_dllm.config import (
     Truncation,
 )
 from seer_dllm.files import check_output
+from seer_dllm.metrics import METRICS
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,15 +53,28 @@ def make_parser() -> Parser:
         help="answers and report; goes on where it stopped",
     )
 
+    score = commands.add_parser("eval", help="answer a file of questions, stock and Seer, and compare the scores")
+    score.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder; 'demo' is the embedded one")
+    score.add_argument(
+        "--data",
+        required=True,
+        metavar="FILE",
+        help='lines of {"prompt": TEXT, "images": [FILE], "answers": [TEXT]}; \'demo\': built-in ones',
+    )
+    score.add_argument("--metric", required=True, metavar="NAME", help=", ".join(METRICS))
+    score.add_argument("--samples", type=int, default=90, metavar="N", help="built-in questions (default 90)")
+    score.add_argument("--limit", type=int, metavar="N", help="only the first N questions (default: all)")
+    score.add_argument("--runs", nargs="+", default=["stock", "seer"], metavar="NAME", help="which (default both)")
+    score.add_argument("--batch", type=int, default=8, metavar="N", help="rows of a batch (default 8)")
+    score.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="answers, scores, report; goes on where it stopped"
+    )
+    add_truncation(score)
+    add_settings(score)
+
     gen = commands.add_parser("generate", help="answer a question about a picture with a local checkpoint")
     add_run_options(gen)
-    gen.add_argument(
-        "--step0",
-        metavar="NAME",
-        help=f"{', '.join(STEP0)} (default: carry; restart with {', '.join(BLOCK_CACHES)})",
-    )
-    gen.add_argument("--steps-policy", default="rescale", metavar="NAME", help=", ".join(STEPS_POLICIES))
-    gen.add_argument("--no-safety-net", action="store_true", help="never let a cut window grow again")
+    add_truncation(gen)
     gen.add_argument("--stock", action="store_true", help="run the stock algorithm, without the cut")
     gen.add_argument("--json", action="store_true", help="print everything that is known about the answer")
 
@@ -132,6 +146,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
 
 
+def add_truncation(parser: argparse.ArgumentParser) -> None:
+    """The options of a `Truncation`."""
+    default = f"(default: carry; restart with {', '.join(BLOCK_CACHES)})"
+    parser.add_argument("--step0", metavar="NAME", help=f"{', '.join(STEP0)} {default}")
+    parser.add_argument("--steps-policy", default="rescale", metavar="NAME", help=", ".join(STEPS_POLICIES))
+    parser.add_argument("--no-safety-net", action="store_true", help="never let a cut window grow again")
+
+
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", metavar="NAME", help="torch device (default cpu)")
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16, float16")
@@ -148,6 +170,10 @@ def config_of(args: argparse.Namespace) -> GenerationConfig:
     return GenerationConfig(**{field.name: getattr(args, field.name) for field in fields(GenerationConfig)})
 
 
+def truncation_of(args: argparse.Namespace) -> Truncation:
+    return Truncation(step0=args.step0, steps_policy=args.steps_policy, safety_net=not args.no_safety_net)
+
+
 def folder_of(args: argparse.Namespace) -> Path:
     from seer_dllm.demo import model_folder
 
@@ -162,9 +188,7 @@ def load_model(args: argparse.Namespace):
 
 def run_generate(args: argparse.Namespace) -> None:
     config = checked_config(args)
-    truncation = None
-    if not args.stock:
-        truncation = Truncation(step0=args.step0, steps_policy=args.steps_policy, safety_net=not args.no_safety_net)
+    truncation = None if args.stock else truncation_of(args)
 
     from tqdm import tqdm
 
@@ -181,12 +205,8 @@ def run_generate(args: argparse.Namespace) -> None:
             on_step=lambda row: bar.update(),
         )
     if args.json:
-        used = {"profile": asdict(model.profile), "step0": truncation.step0_with(config.cache)} if truncation else {}
-        settings = {
-            "model": str(args.model),
-            **asdict(config),
-            "truncation": truncation and asdict(truncation) | used,
-        }
+        used = truncation and asdict(truncation.resolved(config.cache, model.profile))
+        settings = {"model": str(args.model), **asdict(config), "truncation": used}
         print(json.dumps({"settings": settings, **asdict(result)}, ensure_ascii=False, indent=1))
         return
     print(result.text)
@@ -249,6 +269,14 @@ def run_eval_demo(args: argparse.Namespace) -> None:
     print(text)
 
 
+def run_eval(args: argparse.Namespace) -> None:
+    config, truncation = config_of(args), truncation_of(args)
+
+    from seer_dllm import evaluation
+
+    evaluation.command(args, config, truncation)
+
+
 def run_calibrate(args: argparse.Namespace) -> None:
     config = config_of(args)
 
@@ -261,6 +289,7 @@ COMMANDS = {
     "calibrate": run_calibrate,
     "check": run_check,
     "demo": run_demo,
+    "eval": run_eval,
     "eval-demo": run_eval_demo,
     "generate": run_generate,
     "probe": run_probe,

@@ -35,43 +35,71 @@ LEVELS = (0.2, 0.35, 0.5, 0.65, 0.8)  # quantiles of a token's activations among
 
 @dataclass(frozen=True)
 class Sample:
-    """A question and its pictures, as `generate` takes them; ids or embeddings for a wrapped model."""
+    """A question and its pictures, as `generate` takes them; ids or embeddings for a wrapped model.
+
+    Attributes:
+        answers: what counts as right, for an evaluation.
+        id: the question's name; the line's number where the file gives none.
+    """
 
     prompt: str | Tensor | Sequence[int]
     images: tuple = ()
+    answers: tuple[str, ...] = ()
+    id: str | int | None = None
 
 
-def read_samples(file: Path) -> list[Sample]:
-    """Samples of a JSONL file: `{"prompt": str, "images": [path, ...]}` per line, paths relative to the file.
+KEYS = {"prompt", "image", "images", "answer", "answers", "id"}
 
-    Every line is checked and every picture opened. FileNotFoundError, ValueError name the file and the line.
+
+def read_samples(file: Path, scored: bool = False) -> list[Sample]:
+    """Samples of a JSONL file: `{"prompt": str, "images": [path, ...], "answers": [str, ...], "id": str}` per line.
+
+    Paths are relative to the file; `image` and `answer` stand for a list of one; all but the prompt may be left out,
+    the answers only if not `scored`. Every line is checked and every picture opened. FileNotFoundError, ValueError name
+    the file and the line.
     """
     if not file.is_file():
         raise FileNotFoundError(f"data must be a JSONL file, got {str(file)!r}")
-    samples = []
+    samples: dict[str | int, Sample] = {}
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
-            samples.append(_sample(json.loads(line.decode()), file.parent))
+            sample = _sample(json.loads(line.decode()), file.parent, number)
+            if scored and not sample.answers:
+                raise ValueError("answers must hold at least one text")
+            if sample.id in samples:
+                raise ValueError(f"id must be another than that of a line before, got {sample.id!r}")
         except (ValueError, OSError) as error:  # broken JSON and UTF-8 are ValueErrors
             raise ValueError(f"{file}, line {number}: {error}") from None
-    return samples
+        samples[sample.id] = sample
+    return list(samples.values())
 
 
-def _sample(entry: Any, folder: Path) -> Sample:
-    if not isinstance(entry, dict) or set(entry) - {"prompt", "images"}:
+def _sample(entry: Any, folder: Path, number: int) -> Sample:
+    if not isinstance(entry, dict) or set(entry) - KEYS:
         got = ", ".join(map(repr, entry)) if isinstance(entry, dict) else f"a {type(entry).__name__}"
-        raise ValueError(f"must be an object with prompt and, if any, images, got {got}")
-    prompt, images = entry.get("prompt"), entry.get("images", [])
+        raise ValueError(f"must be an object with prompt and, if any, images, answers and id, got {got}")
+    prompt, name = entry.get("prompt"), entry.get("id", number)
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(f"prompt must hold some text, got {prompt!r}")
-    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise ValueError(f"images must be a list of paths, got {images!r}")
-    paths = tuple(folder / image for image in images)
+    if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
+        raise ValueError(f"id must be a text or a whole number, got {name!r}")
+    paths = tuple(folder / image for image in _texts(entry, "image", "images", "path"))
     for path in paths:
         open_image(path)
-    return Sample(prompt, paths)
+    return Sample(prompt, paths, _texts(entry, "answer", "answers", "text"), name)
+
+
+def _texts(entry: dict[str, Any], one: str, many: str, kind: str) -> tuple[str, ...]:
+    """The list under the key `many`, or what stands alone under `one`."""
+    if one in entry and many in entry:
+        raise ValueError(f"{one} must not be there beside {many}, got {entry[one]!r}")
+    values = [entry[one]] if one in entry else entry.get(many, [])
+    if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
+        rule = f"{one} must be a {kind}" if one in entry else f"{many} must be a list of {kind}s"
+        raise ValueError(f"{rule}, got {entry[one if one in entry else many]!r}")
+    return tuple(values)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,10 @@ class Truncation:
     def step0_with(self, cache: str) -> str:
         """How a row with this cache is cut: as asked, or what suits the cache."""
         return self.step0 or ("restart" if cache in BLOCK_CACHES else "carry")
+
+    def resolved(self, cache: str, profile: Profile) -> Truncation:
+        """The same with nothing left open, for a model with this profile and a row with this cache."""
+        return replace(self, profile=self.profile or profile, step0=self.step0_with(cache))
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,10 @@ def test_samples_of_a_file(tmp_path):
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / "a.png")
     file = lines(tmp_path, {"prompt": "why ?"}, b"", {"prompt": "what ?", "images": ["pictures/a.png"]}, b" ")
-    assert read_samples(file) == [Sample("why ?"), Sample("what ?", (tmp_path / "pictures" / "a.png",))]
+    assert read_samples(file) == [
+        Sample("why ?", id=1),
+        Sample("what ?", (tmp_path / "pictures" / "a.png",), id=3),
+    ]
     assert read_samples(lines(tmp_path)) == []
 
 
@@ -125,8 +128,8 @@ def test_samples_of_a_file(tmp_path):
     [
         (b"{", "line 2: Expecting property name"),
         (b"\xff\xfe\xff", "line 2: 'utf-8' codec"),
-        (["x"], "line 2: must be an object with prompt and, if any, images, got a list"),
-        ({"prompt": "x", "image": "a.png"}, "line 2: must be an object with prompt and, if any, images, got 'prompt'"),
+        (["x"], "line 2: must be an object with prompt and, if any, images, answers and id, got a list"),
+        ({"prompt": "x", "picture": "a.png"}, "if any, images, answers and id, got 'prompt', 'picture'"),
         ({}, "line 2: prompt must hold some text, got None"),
         ({"prompt": " "}, "line 2: prompt must hold some text, got ' '"),
         ({"prompt": "x", "images": "a.png"}, "line 2: images must be a list of paths, got 'a.png'"),

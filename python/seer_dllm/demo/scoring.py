@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from seer_dllm import metrics
+
 
 @dataclass
 class Score:
@@ -21,7 +23,7 @@ class Score:
 
 def exact(answer: str, truth: str) -> bool:
     """Whether the answer is the truth word for word; how the words are spaced doesn't count."""
-    return answer.split() == truth.split()
+    return bool(metrics.exact(answer, (truth,)))
 
 
 def score(results: Iterable[tuple[str, str, str]]) -> dict[str, Score]:
