@@ -7,6 +7,8 @@ everything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.library import register_autograd, register_fake
@@ -14,38 +16,64 @@ from torch.library import register_autograd, register_fake
 # ---- fakes -------------------------------------------------------------------------------------------------
 
 
-@register_fake("seer::mlp_sparsity")
+def _tensors(op, args, kwargs) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a call, by the names of the schema."""
+    names = [argument.name for argument in op._schema.arguments]
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        if isinstance(value, Tensor):
+            yield name, value
+
+
+def _fake(name: str):
+    """Registers a fake. One tensor on "meta" brings it in the place of the op, whatever device the others are on."""
+    op = getattr(torch.ops.seer, name).default
+
+    def register(fake):
+        def checked(*args, **kwargs):
+            (first, like), *others = _tensors(op, args, kwargs)
+            for argument, value in others:
+                if value.device != like.device:
+                    text = f"{argument} must be on {like.device} like {first}, got {value.device}"
+                    raise RuntimeError(f"seer::{name}: {text}")
+            return fake(*args, **kwargs)
+
+        register_fake(f"seer::{name}")(checked)
+
+    return register
+
+
+@_fake("mlp_sparsity")
 def _(act: Tensor, threshold: float) -> Tensor:
     return act.new_empty(act.shape[:-1], dtype=torch.float32)
 
 
-@register_fake("seer::silu_mul_sparsity")
+@_fake("silu_mul_sparsity")
 def _(gate: Tensor, up: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape[:-1], dtype=torch.float32)
 
 
-@register_fake("seer::snr_boundary")
+@_fake("snr_boundary")
 def _(sparsity: Tensor, lengths: Tensor | None = None, **options) -> tuple[Tensor, Tensor]:
     batch = sparsity.shape[0]
     return sparsity.new_empty(batch, dtype=torch.int32), sparsity.new_empty(batch, dtype=torch.float32)
 
 
-@register_fake("seer::varlen_repack")
+@_fake("varlen_repack")
 def _(x: Tensor, starts: Tensor, cu_seqlens: Tensor, capacity: int) -> Tensor:
     return x.new_empty((capacity, *x.shape[1:]))
 
 
-@register_fake("seer::varlen_unpack")
+@_fake("varlen_unpack")
 def _(packed: Tensor, columns: Tensor, cu_seqlens: Tensor, length: int, fill: float = 0) -> Tensor:
     return packed.new_empty((columns.shape[0], length, *packed.shape[1:]))
 
 
-@register_fake("seer::mask_rewrite")
+@_fake("mask_rewrite")
 def _(mask: Tensor, columns: Tensor, lengths: Tensor) -> None:
     return None
 
 
-@register_fake("seer::truncate_repack")
+@_fake("truncate_repack")
 def _(
     hidden: Tensor,
     ids: Tensor,
@@ -64,13 +92,13 @@ def _(
     )
 
 
-@register_fake("seer::token_confidence")
+@_fake("token_confidence")
 def _(logits: Tensor, kind: str = "prob", suppress: Tensor | None = None, **options) -> tuple[Tensor, Tensor]:
     rows = logits.shape[0]
     return logits.new_empty(rows, dtype=torch.int64), logits.new_empty(rows, dtype=torch.float64)
 
 
-@register_fake("seer::commit_tokens")
+@_fake("commit_tokens")
 def _(ids, slots, token, confidence, cu_slots, quota, *, mask_id: int, threshold=None) -> tuple[Tensor, Tensor]:
     batch = cu_slots.shape[0] - 1
     return ids.new_empty(batch, dtype=torch.int32), ids.new_empty(batch, dtype=torch.int32)
@@ -111,12 +139,11 @@ def _refuse_grad(name: str) -> None:
     `register_autograd` can't do it: it takes no keyword-only tensors, and its hooks run after the op has.
     """
     op = getattr(torch.ops.seer, name).default
-    names = [argument.name for argument in op._schema.arguments]
 
     def autograd(keyset, *args, **kwargs):
         if torch.is_grad_enabled():
-            for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
-                if isinstance(value, Tensor) and value.requires_grad:
+            for argument, value in _tensors(op, args, kwargs):
+                if value.requires_grad:
                     raise RuntimeError(f"seer::{name}: {argument} must not require grad, got requires_grad=True")
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
@@ -129,7 +156,8 @@ def _track_version(name: str) -> None:
     op = getattr(torch.ops.seer, name).default
 
     def bump(keyset, changed: Tensor, *args, **kwargs):
-        if not changed.is_inference():  # inference tensors have no version
+        # Inference tensors have no version, nor has what isn't a tensor and will be refused.
+        if isinstance(changed, Tensor) and not changed.is_inference():
             torch.autograd.graph.increment_version(changed)
         return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, changed, *args, **kwargs)
 

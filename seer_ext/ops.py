@@ -14,16 +14,17 @@ refused.
 from __future__ import annotations
 
 import re
+import reprlib
 
 import torch
 from torch import Tensor
 
 _OURS = re.compile(r"seer::\w+: [^\n]*")  # C++ puts function, file and line before this and a trace after it
-_DTYPE = re.compile(r"\bdtypes?\b")
+_TYPE = re.compile(r"\bdtypes?\b|be a Tensor")
 
 
 def _call(op, *args, **kwargs):
-    """Calls op; its RuntimeError becomes TypeError (about a dtype) or ValueError, with the op's own text."""
+    """Calls op; its RuntimeError becomes TypeError (about a type or dtype) or ValueError, with the op's own text."""
     if torch.compiler.is_compiling():
         return op(*args, **kwargs)  # a try block would break the graph
     try:
@@ -31,9 +32,34 @@ def _call(op, *args, **kwargs):
     except RuntimeError as error:
         ours = _OURS.search(str(error))
         if ours is None:
+            if not isinstance(error, torch.OutOfMemoryError):
+                _check_types(op, args, kwargs)
             raise
-        kind = TypeError if _DTYPE.search(ours[0]) else ValueError
+        kind = TypeError if _TYPE.search(ours[0]) else ValueError
         raise kind(ours[0]) from None
+
+
+def _check_types(op, args, kwargs) -> None:
+    """Names the argument whose Python type torch refused; its own text may blame no argument, or the compiler."""
+    arguments = op._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+    for argument in arguments:
+        kind, value = str(argument.type), given.get(argument.name, argument.default_value)
+        fits, rule = _PYTHON_TYPES[kind]
+        text = f"{op.namespace}::{op._opname}: {argument.name} must"
+        if not fits(value):
+            raise TypeError(f"{text} be {rule}, got {reprlib.repr(value)}")
+        if kind == "int" and not -(2**63) <= int(value) < 2**63:
+            raise ValueError(f"{text} fit in 64 bits, got {reprlib.repr(value)}")
+
+
+_PYTHON_TYPES = {
+    "Tensor": (lambda value: isinstance(value, Tensor), "a Tensor"),
+    "Optional[Tensor]": (lambda value: value is None or isinstance(value, Tensor), "a Tensor or None"),
+    "float": (lambda value: hasattr(value, "__float__"), "a number"),
+    "int": (lambda value: hasattr(value, "__index__"), "an integer"),
+    "str": (lambda value: isinstance(value, str), "a string"),
+}
 
 
 def mlp_sparsity(act: Tensor, threshold: float) -> Tensor:
@@ -114,8 +140,11 @@ def _rows_to_tokens(x: Tensor, starts: Tensor, cu_seqlens: Tensor) -> tuple[Tens
         if tensor.ndim != 1 or tensor.shape[0] != want:
             rule = "[B]" if name == "starts" else "[B+1]"
             raise ValueError(f"{op}: {name} must have shape {rule}=[{want}], got {list(tensor.shape)}")
+        if tensor.dtype not in (torch.int32, torch.int64):  # the sum below would be int64 for a narrower dtype, too
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise TypeError(f"{op}: {name} must have dtype int32 or int64, got {dtype}")
     # Past its own end a row's neighbour begins, which the op can't tell from a valid source.
-    outside = (starts < 0) | (starts + cu_seqlens.diff() > length)
+    outside = (starts < 0) | (starts > length - cu_seqlens.diff())
     if x.device.type == "cpu" and not torch.compiler.is_compiling() and bool(outside.any()):
         b = int(outside.nonzero()[0])
         end = int(starts[b] + cu_seqlens.diff()[b])

@@ -57,11 +57,17 @@ std::string shape_text(const Tensor& t) { return list_text(t.sizes()); }
 
 std::string strides_text(const Tensor& t) { return list_text(t.strides()); }
 
+void check_tensor(const char* op, const char* argument, const Tensor& t) {
+  SEER_CHECK(t.defined(), op, argument, "be a Tensor", "None");
+}
+
 void check_rank(const char* op, const char* argument, const Tensor& t, int64_t rank, const char* shape) {
+  check_tensor(op, argument, t);
   SEER_CHECK(t.dim() == rank, op, argument, text("have shape ", shape), shape_text(t));
 }
 
 void check_min_rank(const char* op, const char* argument, const Tensor& t, int64_t rank, const char* shape) {
+  check_tensor(op, argument, t);
   SEER_CHECK(t.dim() >= rank, op, argument, text("have shape ", shape), shape_text(t));
 }
 
@@ -82,6 +88,7 @@ void check_same_shape(const char* op, const char* argument, const Tensor& t, con
 
 void check_same_device(const char* op, const char* argument, const Tensor& t, const Tensor& like,
                        const char* like_name) {
+  check_tensor(op, argument, t);
   const bool same = t.device() == like.device();
   SEER_CHECK(same, op, argument, text("be on ", device_name(like), " like ", like_name), device_name(t));
 }

@@ -42,6 +42,8 @@ std::string device_name(const Tensor& t);                           // "cpu", "c
 std::string shape_text(const Tensor& t);                            // "[2, 3]"
 std::string strides_text(const Tensor& t);
 
+// None, which reaches an op as a tensor that isn't defined, is refused here and by the next three.
+void check_tensor(const char* op, const char* argument, const Tensor& t);
 void check_rank(const char* op, const char* argument, const Tensor& t, int64_t rank, const char* shape);
 void check_min_rank(const char* op, const char* argument, const Tensor& t, int64_t rank, const char* shape);
 // `shape` names the sizes, say "[B+1]".

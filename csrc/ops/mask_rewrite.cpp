@@ -8,6 +8,7 @@ constexpr const char* op = "mask_rewrite";
 }
 
 MaskRewriteParams make_mask_rewrite_params(const Tensor& mask, const Tensor& columns, const Tensor& lengths) {
+  check_tensor(op, "mask", mask);
   const bool flat = mask.dim() == 2;
   SEER_CHECK(flat || mask.dim() == 4, op, "mask", "have shape [B, L] or [B, 1, Q, L]", shape_text(mask));
   MaskRewriteParams p{};
@@ -19,7 +20,7 @@ MaskRewriteParams make_mask_rewrite_params(const Tensor& mask, const Tensor& col
   }
   SEER_CHECK(flat || mask.size(1) == 1, op, "mask", "have shape [B, L] or [B, 1, Q, L]", shape_text(mask));
   check_last_contiguous(op, "mask", mask);
-  for (int64_t d = 0; d < mask.dim(); ++d) {
+  for (int64_t d = 0; d < mask.dim() && mask.numel() > 0; ++d) {  // empty results of torch have strides of 0
     SEER_CHECK(mask.size(d) <= 1 || mask.stride(d) != 0, op, "mask", "have a place in memory for each element",
                text("strides ", strides_text(mask)));
   }

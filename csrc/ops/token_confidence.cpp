@@ -8,7 +8,7 @@ constexpr const char* op = "token_confidence";
 ConfidenceKind kind_of(const std::string& kind) {
   if (kind == "margin") return ConfidenceKind::kMargin;
   if (kind == "entropy") return ConfidenceKind::kEntropy;
-  SEER_CHECK(kind == "prob", op, "kind", "be prob, margin or entropy", kind);
+  SEER_CHECK(kind == "prob", op, "kind", "be prob, margin or entropy", text("'", kind, "'"));
   return ConfidenceKind::kProb;
 }
 

@@ -1,6 +1,8 @@
 // Checks shared by the ops on one range of tokens or columns per row.
 #pragma once
 
+#include <algorithm>
+
 #include "checks.h"
 #include "kernels/params.h"
 
@@ -28,7 +30,11 @@ inline TokenLayout check_tokens(const char* op, const char* argument, const Tens
   return x;
 }
 
-inline void check_size(const char* op, const char* argument, int64_t size, int64_t max) {
+// A number of tokens of the output, of `bytes` each. No address space holds the bound, and below it no product of sizes
+// leaves 64 bits.
+inline void check_size(const char* op, const char* argument, int64_t size, int64_t bytes,
+                       int64_t max = int64_t{1} << 56) {
+  max = std::min(max, (int64_t{1} << 56) / std::max<int64_t>(1, bytes));
   SEER_CHECK(size >= 0 && size <= max, op, argument, text("lie in [0, ", max, "]"), size);
 }
 

@@ -30,7 +30,7 @@ TruncateRepackParams make_truncate_repack_params(const Tensor& hidden, const Ten
   p.starts = check_index(op, "starts", starts, p.B, "[B]", hidden, "hidden");
   p.lengths = check_index(op, "lengths", lengths, p.B, "[B]", hidden, "hidden");
   if (offsets) p.offsets = check_index(op, "offsets", *offsets, p.B, "[B]", hidden, "hidden");
-  check_size(op, "capacity", capacity, kMaxInt32);
+  check_size(op, "capacity", capacity, p.hidden.token_bytes(), kMaxInt32);
   return p;
 }
 

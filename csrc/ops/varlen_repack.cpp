@@ -1,7 +1,5 @@
 #include "varlen_repack.h"
 
-#include <limits>
-
 #include "token_ranges.h"
 
 namespace seer {
@@ -20,7 +18,7 @@ VarlenRepackParams make_varlen_repack_params(const Tensor& x, const Tensor& star
   p.x = check_tokens(op, "x", x);
   p.starts = check_index(op, "starts", starts, p.B, "[B]", x, "x");
   p.cu_seqlens = check_index(op, "cu_seqlens", cu_seqlens, p.B + 1, "[B+1]", x, "x");
-  check_size(op, "capacity", capacity, std::numeric_limits<int64_t>::max());
+  check_size(op, "capacity", capacity, p.x.token_bytes());
   return p;
 }
 

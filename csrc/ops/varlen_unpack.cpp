@@ -1,5 +1,6 @@
 #include "varlen_unpack.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -69,7 +70,7 @@ VarlenUnpackParams make_varlen_unpack_params(const Tensor& packed, const Tensor&
   p.packed = check_tokens(op, "packed", packed);
   p.columns = check_index(op, "columns", columns, p.B, "[B]", packed, "packed");
   p.cu_seqlens = check_index(op, "cu_seqlens", cu_seqlens, p.B + 1, "[B+1]", packed, "packed");
-  check_size(op, "length", length, std::numeric_limits<int64_t>::max());
+  check_size(op, "length", length, p.B * std::max<int64_t>(1, p.packed.token_bytes()));
   p.fill = fill_bytes(fill, packed.scalar_type());
   return p;
 }

@@ -7,6 +7,7 @@ Objects are kept under build/emulator by a hash of what goes into them.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
@@ -25,6 +26,7 @@ OBJECTS = ROOT / "build" / "emulator"
 # No contraction, as on every backend. Kernels read memory through vector types, which nvcc allows, and unroll loops.
 COMMON = ("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=off")
 KERNEL = ("-x", "c++", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSEER_EMULATE", f"-I{CSRC}", f"-I{HERE}")
+NO_RANDOM_ADDRESSES = 0x0040000  # of personality(2)
 TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 
 
@@ -90,6 +92,11 @@ def environment(mode: str) -> dict[str, str]:
     names = MODES[mode].runtime
     preload = {"LD_PRELOAD": " ".join(map(runtime_library, names))} if names else {}
     return {**os.environ, "OMP_NUM_THREADS": "1", **preload, **dict(MODES[mode].options)}
+
+
+def fixed_addresses() -> None:
+    """For `preexec_fn`: the sanitizers of older compilers don't cope with widely scattered addresses."""
+    ctypes.CDLL(None).personality(NO_RANDOM_ADDRESSES)
 
 
 def kernels_library(mode: str) -> Path:

@@ -9,6 +9,7 @@ are the same for every schedule and whatever lies around the inputs.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -260,4 +261,52 @@ def _commit(slots: Tensor, cu_slots: Tensor, quota: Tensor | None = None) -> Cal
     return make
 
 
-CALLS = {str(call): call for call in (*_cases(), *_variants(), *_bad())}
+# ---- random values -----------------------------------------------------------------------------------------
+
+
+def _random_values() -> Iterator[Call]:
+    """Whatever may stand in device memory: few values in range, so that ranges overlap, fall and pass every end."""
+    for seed in range(8):
+        gen = random.Random(seed)
+
+        def ints(count: int, near: int, gen=gen) -> Tensor:
+            width = gen.choice((torch.int32, torch.int64))
+            top = torch.iinfo(width).max
+            pool = (*range(-2, near + 3), *range(near + 1), top, -top - 1, top - near, top // 2)
+            return _ints(*(gen.choice(pool) for _ in range(count)), dtype=width)
+
+        def call(op: str, *args, seed=seed, **kwargs) -> Call:
+            copies = {f"{op}-{i}": t.clone() for i, t in enumerate(args) if isinstance(t, Tensor)}
+            make = lambda: (tuple(copies.get(f"{op}-{i}", a) for i, a in enumerate(args)), kwargs)  # noqa: E731
+            return Call(op, f"random{seed}", make, _of_either(op), works=False)
+
+        rows, wide = gen.choice((1, 3, 6)), gen.choice((5, 33))
+        x, ids = _random(10, wide), torch.arange(10, 20)
+        yield call("snr_boundary", _random(rows, wide), ints(rows, wide), window=gen.choice((1, 8)))
+        yield call("varlen_repack", x, ints(rows, 10), ints(rows + 1, 10), gen.choice((0, 7, 40)))
+        yield call("varlen_unpack", x, ints(rows, 7), ints(rows + 1, 10), gen.choice((0, 7)), -1.0)
+        yield call("mask_rewrite", _random(rows, 1, 2, wide), ints(rows, wide), ints(rows, wide))
+        capacity, offsets = gen.choice((0, 8, 40)), ints(rows, 20)
+        yield call("truncate_repack", x, ids, ints(rows, 10), ints(rows, 10), capacity, offsets=offsets)
+        logits, far = _random(rows, wide), ints(rows, wide).long()
+        yield call("token_confidence", logits, "margin", ints(4, wide).long(), chosen=far)
+        # No slot is in two rows, as which of them wrote it would depend on the schedule.
+        slots, cu_slots = torch.tensor(gen.sample((*range(-3, 11), HUGE, -HUGE), 12)), ints(rows + 1, 12).sort().values
+        confidence, quota = _random(12).double(), ints(rows, 12)
+        held = torch.full((8,), MASK_ID)
+        yield call("commit_tokens", held, slots, slots + 100, confidence, cu_slots, quota, mask_id=MASK_ID)
+
+
+def _of_either(op: str) -> Callable[..., object]:
+    """The CPU op's results where it accepts the values; else those of the kernel's first schedule."""
+
+    def truth(*args, **kwargs):
+        try:
+            return getattr(torch.ops.seer, op)(*args, **kwargs)
+        except RuntimeError:
+            return getattr(torch.ops.seer_emu, op)(*args, **kwargs)
+
+    return truth
+
+
+CALLS = {str(call): call for call in (*_cases(), *_variants(), *_bad(), *_random_values())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -17,7 +16,6 @@ import pytest
 from emulator import build
 
 TIMEOUT = 300  # seconds for one call: far above any, on a busy machine as well
-NO_RANDOM_ADDRESSES = 0x0040000  # of personality(2)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,8 +62,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            # The sanitizers of older compilers don't cope with widely scattered addresses.
-            preexec_fn=lambda: ctypes.CDLL(None).personality(NO_RANDOM_ADDRESSES),
+            preexec_fn=build.fixed_addresses,
         )
 
     def _end(self, hangs: bool) -> str:

@@ -16,7 +16,7 @@ from emulator.calls import CALLS
 from seer_ext import ops
 
 # The wrappers, fakes and gradients that these are about are in front of every backend alike.
-OTHERS = {"test_contract"}
+OTHERS = {"test_contract", "test_compile_chain"}
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import seer_ext  # noqa: F401  registers torch.ops.seer, whose schemas and CPU ops are used here
 from cases import OPS
 from emulator.calls import CALLS, Call
+from layouts import placed
 
 # Elements of garbage before and after an input: at the end of its memory, the same but shifted, and in the midst.
 PLACES = ((0, 0), (1, 0), (8, 8))
@@ -33,17 +34,6 @@ def load(library: str) -> ctypes.CDLL:
     loaded = ctypes.CDLL(library)
     loaded.cuda_emulator_launches.restype = ctypes.c_longlong
     return loaded
-
-
-def placed(t: Tensor, before: int, after: int) -> Tensor:
-    """A copy of t, strides and all, in the midst of memory that holds garbage. Exact in size where `after` is
-    0; `before` elements shift it, which spoils the alignment for vector accesses."""
-    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    memory = torch.empty(before + span + after, dtype=t.dtype)
-    memory.view(torch.uint8).fill_(0x7F)  # NaN as bfloat16 and float64; far out of range as an index
-    if t.is_floating_point():
-        memory.fill_(float("nan"))
-    return memory.as_strided(t.shape, t.stride(), before).copy_(t)
 
 
 def assert_within_one_ulp(got: Tensor, want: Tensor) -> None:

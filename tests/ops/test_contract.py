@@ -308,6 +308,50 @@ def test_errors_by_layer():
         assert str(ours.value) in str(theirs.value)
 
 
+@pytest.mark.parametrize(
+    "call, kind, text",
+    [
+        (lambda x: ops.mlp_sparsity([1.0], 0.5), TypeError, "mlp_sparsity: act must be a Tensor, got [1.0]"),
+        (lambda x: ops.mlp_sparsity(None, 0.5), TypeError, "mlp_sparsity: act must be a Tensor, got None"),
+        (lambda x: ops.mlp_sparsity(x, "0.5"), TypeError, "mlp_sparsity: threshold must be a number, got '0.5'"),
+        (
+            lambda x: ops.silu_mul_sparsity(x, None, 1),
+            TypeError,
+            "silu_mul_sparsity: up must be a Tensor, got None",
+        ),
+        (lambda x: ops.mask_rewrite(None, x, x), TypeError, "mask_rewrite: mask must be a Tensor, got None"),
+        (lambda x: ops.token_confidence(x, 3), TypeError, "token_confidence: kind must be a string, got 3"),
+        (
+            lambda x: ops.snr_boundary(x, window=2.5),
+            TypeError,
+            "snr_boundary: window must be an integer, got 2.5",
+        ),
+        (
+            lambda x: ops.snr_boundary(x, window=2**63),
+            ValueError,
+            "snr_boundary: window must fit in 64 bits, got 9223372036854775808",
+        ),
+    ],
+    ids=range(8),
+)
+def test_errors_about_python_types(call, kind, text):
+    """torch would blame no argument, another one, or the compiler."""
+    with pytest.raises(kind) as raised:
+        call(torch.zeros(2, 3))
+    assert str(raised.value) == f"seer::{text}"
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "mlp_sparsity"])
+def test_other_devices_are_refused(op):
+    """With one tensor on "meta" torch runs the fake, which would return memory that nobody wrote."""
+    args, kwargs = inputs(op, CORRECTNESS[op][0])
+    for i, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            mixed = [*args[:i], value.to("meta"), *args[i + 1 :]]
+            with pytest.raises(ValueError, match=rf"^seer::{op}: \w+ must be on \w+ like \w+, got (meta|cpu)$"):
+                getattr(ops, op)(*mixed, **kwargs)
+
+
 def test_errors_of_others_pass_unchanged(monkeypatch):
     """Out of memory, or torch's own complaints, aren't ours to rename."""
 

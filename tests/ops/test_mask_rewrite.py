@@ -115,6 +115,13 @@ def test_empty(impl, device, shape):
     assert rewritten(impl, torch.ones(shape, dtype=torch.bool, device=device), zeros, zeros).shape == shape
 
 
+def test_empty_with_strides_of_zero(device):
+    """Comparisons of empty tensors give such strides."""
+    mask = torch.zeros(2, 1, 0, 1, device=device) < 1
+    assert 0 in mask.stride()
+    ops.mask_rewrite(mask, torch.tensor([0, 1], device=device), torch.tensor([1, 0], device=device))
+
+
 def test_any_byte_is_true(device):
     """A bool may come from bytes that are neither 0 nor 1."""
     mask = torch.tensor([[0, 2, 255, 4]], dtype=torch.uint8, device=device).view(torch.bool)

@@ -14,6 +14,7 @@ OP = "mlp_sparsity"
 
 @pytest.mark.parametrize("case", CORRECTNESS[OP] + CORNER[OP], ids=str)
 def test_matches_reference(case, device):
+    """case P19 among them: no rows, no columns."""
     args, kwargs = inputs(OP, case, device)
     assert_matches(ops.mlp_sparsity(*args, **kwargs), reference.mlp_sparsity(*args, **kwargs))
 

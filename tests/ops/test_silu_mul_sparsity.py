@@ -19,6 +19,7 @@ def exact(gate, up):
 
 @pytest.mark.parametrize("case", CORRECTNESS[OP] + CORNER[OP], ids=str)
 def test_matches_exact(case, device):
+    """case P19 among them: no rows, no columns."""
     (gate, up, threshold), _ = inputs(OP, case, device)
     act, sparsity = ops.silu_mul_sparsity(gate, up, threshold)
     assert act.dtype == gate.dtype and sparsity.dtype == torch.float32

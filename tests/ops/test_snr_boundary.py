@@ -22,6 +22,7 @@ def run(impl, device, row, **options):
 @pytest.mark.parametrize("case", CORRECTNESS[OP] + CORNER[OP], ids=str)
 @pytest.mark.parametrize("options", [{}, {"window": 3, "min_snr": 0.25, "plateau": 0.5, "min_keep": 2}], ids=str)
 def test_matches_reference(case, device, options):
+    """case P19 among them: no rows, no columns."""
     args, _ = inputs(OP, case, device)
     got, want = ops.snr_boundary(*args, **options), reference.snr_boundary(*args, **options)
     assert_matches(got[0], want[0])

@@ -25,6 +25,7 @@ def assert_close(got, want):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CORRECTNESS[OP] + CORNER[OP], ids=str)
 def test_matches_reference(case, device, kind):
+    """case P19 among them: no rows, no columns."""
     (logits, _, suppress), _ = inputs(OP, case, device)
     for ids in (None, suppress):
         token, confidence = ops.token_confidence(logits, kind, ids)
@@ -57,6 +58,7 @@ def test_by_hand(impl, device, suppress, token, prob, margin, entropy):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("vocab", [8, 63, 1000, 5000])
 def test_ties_go_to_the_lowest_id(impl, device, dtype, vocab):
+    """case P17"""
     logits = torch.full((4, vocab), 1.0, dtype=dtype, device=device)
     logits[1, [vocab // 3, vocab // 2, vocab - 1]] = 2.0
     logits[2, -1] = 2.0

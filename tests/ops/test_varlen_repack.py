@@ -184,6 +184,23 @@ def test_padded_errors(device):
 # ---- errors ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.float32], ids=str)
+def test_padded_index_dtypes(device, dtype):
+    """Added to the rows' first tokens, narrow starts would become int64 and pass."""
+    x, ones, cu = torch.ones(2, 3, device=device), torch.ones(2, device=device), torch.tensor([0, 1, 2], device=device)
+    for name, starts, offsets in (("starts", ones.to(dtype), cu), ("cu_seqlens", ones.int(), cu.to(dtype))):
+        with pytest.raises(TypeError, match=PREFIX + f"{name} must have dtype int32 or int64, got "):
+            ops.varlen_repack(x, starts, offsets, 2, padded=True)
+
+
+def test_no_capacity_overflows(device):
+    """Its bytes must be countable, also where a token has none."""
+    one = torch.tensor([0, 1], device=device)
+    for width, capacity in ((4, 2**62), (4, 2**53), (0, 2**63 - 1)):
+        with pytest.raises(ValueError, match=PREFIX + rf"capacity must lie in \[0, .*\], got {capacity}$"):
+            ops.varlen_repack(torch.ones(2, width, device=device), one[:1], one, capacity)
+
+
 def test_errors(device):
     x, starts, cu = torch.ones(5, 4, device=device), ints([0, 2], device), ints([0, 2, 4], device)
     with pytest.raises(ValueError, match=PREFIX + r"cu_seqlens must have shape \[B\+1\]=\[3\], got \[2\]"):

@@ -14,7 +14,7 @@ inline void truncate_repack_offsets(const TruncateRepackParams& p) {
   int64_t end = 0;
   p.cu_seqlens[0] = 0;
   for (int64_t b = 0; b < p.B; ++b) {
-    end = std::min(end + p.lengths[b], p.capacity);
+    end += std::min(p.lengths[b], p.capacity - end);
     p.cu_seqlens[b + 1] = static_cast<int32_t>(end);
   }
 }
