@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
-CPP := $(shell find csrc tests/emulator -name '*.h' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CPP := $(shell find csrc tests/emulator tests/sass -name '*.h' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test format clean check-tools
 .DELETE_ON_ERROR:
