@@ -300,7 +300,7 @@ def _embedded(model: Model, index: int, prompt, images: list) -> Tensor:
 def _window(model: Model, index: int, config: GenerationConfig, draft) -> Tensor:
     """int64 `[G]`: the draft's ids, then masks."""
     backbone = model.backbone
-    ids = torch.full((config.window,), backbone.config.mask_id, dtype=torch.int64, device=backbone.device)
+    ids = torch.full((config.window,), backbone.config.mask_id, dtype=torch.int64)
     if draft is None:
         return ids
     draft = torch.as_tensor(draft)

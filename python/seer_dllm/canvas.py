@@ -1,14 +1,16 @@
-"""The packed input of a forward: the active rows' prompts and windows side by side, and their cfg twins."""
+"""The input of a forward: rows' prompts and windows side by side, packed or padded, and their cfg twins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from seer_dllm.backbone import Backbone, KeyValues, Packing, Probe
+from seer_dllm.host import HostRead
 from seer_dllm.row import Row
 from seer_ext import ops
 
@@ -37,6 +39,14 @@ def lanes_of(rows: Sequence[Row]) -> list[Lane]:
     return [Lane(r) for r in rows] + [Lane(r, twin=True) for r in rows if r.config.cfg_scale > 0]
 
 
+class Dense(NamedTuple):
+    """What a dense batch is padded to: lanes, tokens that each feeds, cached tokens that each sees."""
+
+    rows: int
+    fed: int
+    past: int
+
+
 @dataclass
 class Cache:
     """What lanes attend to without computing it again.
@@ -53,26 +63,33 @@ class Cache:
         parts = [(0, start), (stop, len(lane.row.prompt) + lane.row.window)]
         self.pieces[lane] = [(held, first + a, first + b) for a, b in parts if a < b]
 
-    def drop_all_but(self, rows: set[Row]) -> None:
-        self.pieces = {lane: own for lane, own in self.pieces.items() if lane.row in rows}
+    def lay(self, lanes: Sequence[Lane], device, dense: Dense | None = None) -> KeyValues | None:
+        """The lanes' keys and values in one buffer, which the cache refers to from now on; None if there are none.
 
-    def lay(self, lanes: Sequence[Lane], device) -> KeyValues | None:
-        """The lanes' keys and values in one buffer, which the cache refers to from now on; None if there are none."""
+        The gaps that a dense batch leaves are zeros.
+        """
         pieces = [self.pieces[lane] if lane.row.reuses else [] for lane in lanes]
         flat = [piece for own in pieces for piece in own]
         if not flat:
             return None
-        packing = Packing([sum(stop - start for _, start, stop in own) for own in pieces], device=device)
+        held = [sum(stop - start for _, start, stop in own) for own in pieces]
+        packing = Packing(held if dense is None else [dense.past] * dense.rows, device=device)
         source = flat[0][0]
-        laid = list(zip(packing.starts, packing.starts[1:], strict=False))
+        laid = [(start, start + n) for start, n in zip(packing.starts, held, strict=False)]
         as_laid = [(source, start, stop) for start, stop in laid if start < stop]
-        if flat == as_laid and source.packing.total == packing.total:
+        if flat == as_laid and source.packing.lengths == packing.lengths:
             return KeyValues(packing, source.layers)  # lies so already
-        layers = [
-            tuple(torch.cat([held.layers[i][part][start:stop] for held, start, stop in flat]) for part in (0, 1))
-            for i in range(len(source.layers))
-        ]
-        values = KeyValues(packing, layers)
+        ends = (*packing.starts[1 : len(lanes)], packing.total)
+        gaps = [end - stop for (_, stop), end in zip(laid, ends, strict=True)]
+
+        def joined(layer: int, part: int) -> Tensor:
+            parts, like = [], source.layers[layer][part]
+            for own, gap in zip(pieces, gaps, strict=True):
+                parts += [kv.layers[layer][part][start:stop] for kv, start, stop in own]
+                parts += [like.new_zeros(gap, *like.shape[1:])] if gap else []
+            return torch.cat(parts)
+
+        values = KeyValues(packing, [(joined(i, 0), joined(i, 1)) for i in range(len(source.layers))])
         for lane, (start, stop) in zip(lanes, laid, strict=True):
             if start < stop:
                 self.pieces[lane] = [(values, start, stop)]
@@ -80,34 +97,36 @@ class Cache:
 
 
 class Canvas:
-    """Packs rows for the backbone. Made anew when a row leaves, is cut, grows, or feeds another part of its sequence.
+    """Lays rows out for the backbone. Made anew when rows join, leave, are cut, grow, or feed another part.
 
-    `ids` `[W]` holds all windows one after the other and is written in place; `row.ids` are views into it.
-    `starts[row]` is the row's first slot. The hidden state of a slot that is fed is at `slot_at[slot]` of the packed
-    `[T, H]`; the twins' ones follow behind the rows'.
+    `ids` `[W]` holds all windows one after the other and is written in place; `row.ids` are views into its copy on the
+    host (on the CPU the same tensor), which `read_back` renews. `starts[row]` is the row's first slot. The hidden state
+    of a slot that is fed is at `slot_at[slot]` of the packed `[T, H]`; the twins' ones follow behind the rows'.
+    `lengths` are the tokens that each lane feeds. With `dense`, lane b begins at `b * dense.fed`, and `mask` hides the
+    padding.
     """
 
-    def __init__(self, backbone: Backbone, rows: Sequence[Row], cache: Cache) -> None:
+    def __init__(self, backbone: Backbone, rows: Sequence[Row], cache: Cache, dense: Dense | None = None) -> None:
         self.backbone = backbone
         self.rows = list(rows)
         self.lanes = lanes_of(rows)
         self.cache = cache
+        self.dense = dense
         device = backbone.device
-        self.past = cache.lay(self.lanes, device)
+        self.past = cache.lay(self.lanes, device, dense)
         # Keys and values of this forward, where a row will go on with them.
         self.kept: KeyValues | None = None
         self._fed = {row: (row.span, row.reuses) for row in self.rows}
 
-        self.packing = Packing(
-            [lane.fed_prompt + len(lane.fed_slots) for lane in self.lanes],
-            [lane.row.span[0] for lane in self.lanes],
-            device,
-        )
-        self.ids = torch.cat([row.ids for row in self.rows]) if self.rows else torch.empty(0, dtype=torch.int64)
+        self.lengths = [lane.fed_prompt + len(lane.fed_slots) for lane in self.lanes]
+        self.packing = Packing(self.lengths, [lane.row.span[0] for lane in self.lanes], device)
+        self.mask = self._pad(dense) if dense is not None else None
+        self.host_ids = torch.cat([row.ids for row in self.rows]) if self.rows else torch.empty(0, dtype=torch.int64)
+        self.ids = self.host_ids.to(device)
         self.starts, total = {}, 0
         for row in self.rows:
             self.starts[row] = total
-            row.ids = self.ids[total : total + row.window]
+            row.ids = self.host_ids[total : total + row.window]
             total += row.window
 
         self.slot_at = torch.full((total,), -1, dtype=torch.int64)
@@ -146,19 +165,52 @@ class Canvas:
         """Whether these are the rows on the canvas, and they feed what it was made for."""
         return self.rows == list(rows) and all(self._fed[row] == (row.span, row.reuses) for row in rows)
 
-    def remade(self, rows: Sequence[Row]) -> Canvas:
-        """The canvas of `rows` as they stand now; rows that now feed less go on with this forward's keys."""
-        going_on = {row for row in rows if row.reuses}
-        self.cache.drop_all_but(going_on)
+    def remade(self, rows: Sequence[Row], *others: Canvas, dense: Dense | None = None) -> Canvas:
+        """The canvas of `rows` as they stand now, which come from this one and others."""
+        cache, members = Cache(), set(rows)
+        for canvas in (self, *others):
+            cache.pieces |= canvas._held(members)
+        return Canvas(self.backbone, rows, cache, dense)
+
+    def _held(self, rows: set[Row]) -> dict[Lane, list[tuple[KeyValues, int, int]]]:
+        """What their next forward reuses; rows that feed less than before go on with this forward's keys."""
+        held = Cache({lane: own for lane, own in self.cache.pieces.items() if lane.row in rows and lane.row.reuses})
         for first, lane in zip(self.packing.starts, self.lanes, strict=False):
             _, reused = self._fed[lane.row]
-            if lane.row in going_on and not reused:
-                self.cache.hold(lane, self.kept, first)
-        return Canvas(self.backbone, rows, self.cache)
+            if lane.row in rows and lane.row.reuses and not reused:
+                held.hold(lane, self.kept, first)
+        return held.pieces
+
+    def _pad(self, dense: Dense) -> Tensor | None:
+        """Move the lanes `dense.fed` apart. `[B, 1, 1, past + fed]`: which keys are real; None if all are.
+
+        A lane that does not exist sees its own first token, so that no softmax is over nothing.
+        """
+        tight, device = self.packing, self.packing.positions.device
+        self.packing = Packing([dense.fed] * dense.rows, device=device)
+        places = [torch.arange(n) + start for start, n in zip(self.packing.starts, self.lengths, strict=False)]
+        self.packing.positions = torch.zeros_like(self.packing.positions)
+        self.packing.positions[torch.cat(places).to(device)] = tight.positions
+        past = [0] * len(self.lanes)
+        if self.past is not None:
+            past = [sum(stop - start for _, start, stop in self.cache.pieces.get(lane, ())) for lane in self.lanes]
+        if len(self.lanes) == dense.rows and set(self.lengths) == {dense.fed} and set(past) == {dense.past}:
+            return None
+        absent = dense.rows - len(self.lanes)
+        sizes = torch.tensor([past + [0] * absent, self.lengths + [1] * absent])[:, :, None]
+        mask = torch.cat([torch.arange(n) < own for n, own in zip((dense.past, dense.fed), sizes, strict=True)], dim=1)
+        return mask[:, None, None].to(device)
+
+    def read_back(self, *others: Tensor) -> tuple[Tensor, ...]:
+        """Bring what was written into `ids`, and other tensors, to the host."""
+        ids, *others = HostRead(self.ids, *others).wait()
+        if ids is not self.host_ids:
+            self.host_ids.copy_(ids)
+        return tuple(others)
 
     def _lay_prompts(self) -> Tensor:
-        """`[T, H]`: the fed prompts in their places; window slots are filled by `embeddings`."""
-        hidden = torch.empty(
+        """`[T, H]`: the fed prompts in their places; window slots are filled by `embeddings`, padding is zeros."""
+        hidden = torch.zeros(
             self.packing.total, self.backbone.config.hidden_size, dtype=self.backbone.dtype, device=self.backbone.device
         )
         for start, lane in zip(self.packing.starts, self.lanes, strict=False):
@@ -172,12 +224,17 @@ class Canvas:
         hidden[self.window_at] = self.backbone.embed(self.ids[self._source])
         return hidden
 
-    def forward(self, hidden: Tensor, start: int = 0, stop: int | None = None, probe: Probe | None = None) -> Tensor:
-        """Layers `start..stop` on `hidden [T, H]`; the work is booked on the rows."""
+    def forward(
+        self, hidden: Tensor, start: int = 0, stop: int | None = None, probe: Probe | None = None, run=None
+    ) -> Tensor:
+        """Layers `start..stop` on `hidden [T, H]`; the work is booked on the rows, padding on nobody.
+
+        run: what to call in place of `Backbone.run`.
+        """
         stop = self.backbone.config.n_layers if stop is None else stop
         for i, lane in enumerate(self.lanes):
             counters, begun = lane.row.counters, int(start == 0 and not lane.twin)
-            work = self.packing.lengths[i] * (stop - start)
+            work = self.lengths[i] * (stop - start)
             counters.forwards += begun
             counters.token_layers += work
             if lane.row.for_net:
@@ -185,7 +242,9 @@ class Canvas:
                 counters.net_token_layers += work
         if start == 0:
             self.kept = KeyValues(self.packing) if any(row.keeps for row in self.rows) else None
-        return self.backbone.run(hidden, self.packing, start, stop, past=self.past, keep=self.kept, probe=probe)
+        run = self.backbone.run if run is None else run
+        mask = {} if self.mask is None else {"mask": self.mask}
+        return run(hidden, self.packing, start, stop, past=self.past, keep=self.kept, probe=probe, **mask)
 
     def logits(self, hidden: Tensor, slots: Tensor) -> Tensor:
         """`[N, V]` logits of the window slots `[N]`, with guidance mixed in where a row asks for it.
@@ -276,12 +335,14 @@ def prefill(backbone: Backbone, rows: Sequence[Row]) -> Cache:
     canvas = Canvas(backbone, waiting, cache)
     hidden = canvas.forward(canvas.embeddings())
     if backbone.config.shift:
-        for row in waiting:
-            if row.ids[0] == row.mask_id:
-                first = torch.tensor([canvas.starts[row]], device=backbone.device)
-                eos = torch.tensor([backbone.config.eos_id], device=backbone.device)
-                suppressed = eos if row.config.suppress_eos else None
-                row.write_first(ops.token_confidence(canvas.logits(hidden, first), suppress=suppressed)[0])
+        open_rows, tokens = [row for row in waiting if row.ids[0] == row.mask_id], []
+        for row in open_rows:
+            first = torch.tensor([canvas.starts[row]], device=backbone.device)
+            eos = torch.tensor([backbone.config.eos_id], device=backbone.device)
+            suppressed = eos if row.config.suppress_eos else None
+            tokens.append(ops.token_confidence(canvas.logits(hidden, first), suppress=suppressed)[0])
+        for row, token in zip(open_rows, HostRead(*tokens).wait() if tokens else (), strict=True):
+            row.write_first(token)
     for row in waiting:
         row.prefilled = True
     for first, lane in zip(canvas.packing.starts, canvas.lanes, strict=False):

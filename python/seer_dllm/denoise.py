@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from seer_dllm.backbone import Backbone, Probe
 from seer_dllm.canvas import Canvas, prefill
 from seer_dllm.config import Profile
 from seer_dllm.detection import NO_JUMP, NOTHING_TO_CUT, ends_with, find_boundary, kept_window, last_fixed
+from seer_dllm.groups import Counts, Group, Routing, parts_of, whole
+from seer_dllm.host import HostRead
 from seer_dllm.policies import leave_most_probable
 from seer_dllm.row import Row
 from seer_ext import ops
@@ -23,36 +26,116 @@ from seer_ext import ops
 OnStep = Callable[[Row], None]
 
 
-@torch.inference_mode()
 def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: OnStep | None = None) -> None:
-    """Fill the windows of all rows in place.
+    """Fill the windows of all rows in place, in one packed group.
 
     Args:
         rows: rows whose `truncation` is not None are probed and cut at step 0.
         profile: where and how this model shows the end.
         on_step: called with a row after each of its steps.
     """
-    active = [row for row in rows if _still_open(row)]
-    if not active:
-        return
-    cache = prefill(backbone, active)
-    active = [row for row in active if _still_open(row)]  # a prefill may have written a window's only slot
-    if not active:
-        return
-    canvas = Canvas(backbone, active, cache)
-    hidden = canvas.embeddings()
-    if any(row.truncation is not None for row in active):
-        canvas, hidden = _step_zero(canvas, hidden, profile)
-    else:
-        hidden = canvas.forward(hidden)
-    while active:
-        grown = _grow_early(canvas, hidden)
-        _commit(canvas, hidden, [row for row in canvas.rows if row not in grown], on_step)
-        active = [row for row in active if _still_open(row)]
-        if not canvas.fits(active):
-            canvas = canvas.remade(active)
-        if active:
-            hidden = canvas.forward(canvas.embeddings())
+    loop = Loop(backbone, on_step=on_step)
+    loop.add(rows, profile)
+    while loop.rows:
+        loop.step()
+
+
+class Loop:
+    """The denoising loop, a step at a time. Rows may join and leave between any two steps.
+
+    New rows share their prefill and step 0 with each other alone, and then join the groups. Groups are formed anew when
+    rows joined, left, were cut, grew, or feed another part of their sequence.
+
+    Args:
+        routing: how rows are grouped; None: all in one packed group, in order of arrival.
+        on_step: called with a row after each of its steps.
+
+    Attributes:
+        rows: those that are not finished, in order of arrival.
+        counts: work done so far.
+    """
+
+    def __init__(self, backbone: Backbone, routing: Routing | None = None, on_step: OnStep | None = None) -> None:
+        if routing is not None:
+            routing.check(backbone)
+        self.rows: list[Row] = []
+        self.counts = Counts()
+        self._backbone, self._routing, self._on_step = backbone, routing, on_step
+        self._capturer = routing.capturer if routing is not None else None
+        self._new: dict[Profile, list[Row]] = {}
+        self._groups: list[Group] = []
+
+    def add(self, rows: Sequence[Row], profile: Profile) -> None:
+        """Rows that begin with the next step."""
+        self.rows += rows
+        self._new.setdefault(profile, []).extend(rows)
+
+    def remove(self, row: Row) -> None:
+        """Give a row up, at any time; its memory is free before the next forward."""
+        self.rows.remove(row)
+        for new in self._new.values():
+            if row in new:
+                new.remove(row)
+
+    @torch.inference_mode()
+    def step(self) -> list[Row]:
+        """One step of every row, the first one of those that are new. Returns the rows that it finished."""
+        new, self._new = self._new, {}
+        fresh = {row for rows in new.values() for row in rows}
+        self._regroup([row for row in self.rows if row not in fresh])
+        before = list(self.rows)
+        for group in self._groups:
+            group.forward(self._capturer, self.counts)
+        begun = [
+            group
+            for profile, rows in new.items()
+            for part in whole(rows, self._routing)
+            if (group := self._begin(part, profile)) is not None
+        ]
+        self._groups += begun
+        for group in self._groups:
+            grown = _grow_early(group.canvas, group.hidden)
+            rows = [row for row in group.canvas.rows if row not in grown]
+            _commit(group.canvas, group.hidden, rows, self._on_step)
+            group.hidden = None
+        self.rows = [row for row in self.rows if _still_open(row)]
+        self._regroup(self.rows, bool(begun))
+        return [row for row in before if row.finished is not None]
+
+    def _begin(self, rows: list[Row], profile: Profile) -> Group | None:
+        """The prefill and step 0 of new rows; None if there was nothing to be written."""
+        rows = [row for row in rows if _still_open(row)]
+        if not rows:
+            return None
+        cache = prefill(self._backbone, rows)
+        rows = [row for row in rows if _still_open(row)]  # a prefill may have written a window's only slot
+        if not rows:
+            return None
+        group = Group(Canvas(self._backbone, rows, cache))
+        hidden = group.canvas.embeddings()
+        if any(row.truncation is not None for row in rows):
+            group.count(self.counts)
+            group.canvas, group.hidden = _step_zero(group.canvas, hidden, profile)
+        else:
+            group.forward(None, self.counts)
+        return group
+
+    def _regroup(self, rows: list[Row], joined: bool = False) -> None:
+        """Put the rows into groups anew if any of them joined, left, or feeds something else than before."""
+        there, members = [row for group in self._groups for row in group.canvas.rows], set(rows)
+        stale = joined and (self._routing is not None or len(self._groups) > 1)
+        if not stale and set(there) == members and all(group.canvas.fits(group.canvas.rows) for group in self._groups):
+            return
+        self.counts.plans += 1
+        canvases = [group.canvas for group in self._groups]
+        groups = []
+        for part in parts_of(rows, self._routing):
+            canvas = next((c for c in canvases if c.dense == part.dense and c.fits(part.rows)), None)
+            if canvas is None:
+                first, *others = canvases
+                canvas = first.remade(part.rows, *others, dense=part.dense)
+            groups.append(Group(canvas, part.path, part.miss))
+        self._groups = [group for group in groups if group.canvas.rows]
 
 
 def _still_open(row: Row) -> bool:
@@ -77,11 +160,12 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
     middle = max(profile.probe_layers) + 1
     hidden = canvas.forward(hidden, 0, middle, probe)
     share, lengths = canvas.window_values(probe.mean(), profile.slot_offset)
+    curves = HostRead(share)  # has arrived when the boundaries have
     fixed = [last_fixed(row.ids, row.mask_id) if row.truncation is not None else 0 for row in canvas.rows]
     boundaries, snrs = find_boundary(share, lengths, profile, fixed, canvas.unread(profile.slot_offset))
 
     keep, go_on = {}, []
-    probed = zip(canvas.rows, boundaries, snrs, share.tolist(), fixed, strict=True)
+    probed = zip(canvas.rows, boundaries, snrs, curves.arrived()[0].tolist(), fixed, strict=True)
     for row, boundary, snr, curve, first_free in probed:
         if row.truncation is None:
             go_on.append(row)
@@ -127,54 +211,62 @@ def _commit(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], on_step: OnStep
     if not rows:
         return
     device = canvas.ids.device
-    first = [canvas.starts[row] for row in rows]
-    spans = [torch.arange(at + row.block.start, at + row.block.end) for at, row in zip(first, rows, strict=True)]
-    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(s) for s in spans])).to(device)
-    slots = torch.cat(spans).to(device)
-    masked = canvas.ids[slots] == rows[0].mask_id
-    slots, owner = slots[masked], owner[masked]
-    cu_slots = torch.searchsorted(owner, torch.arange(len(rows) + 1, device=device))
+    spans = [torch.arange(row.block.start, row.block.end) + canvas.starts[row] for row in rows]
+    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(s) for s in spans]))
+    slots = torch.cat(spans)  # on the host, which knows the ids
+    masked = canvas.host_ids[slots] == rows[0].mask_id
+    slots, owner = slots[masked].to(device), owner[masked]
+    cu_slots = torch.searchsorted(owner, torch.arange(len(rows) + 1))
+    owned = [slice(*ends) for ends in pairwise(cu_slots.tolist())]
 
-    token, confidence = _decide(canvas, hidden, rows, slots, owner)
+    token, confidence = _decide(canvas, hidden, rows, slots, owned)
     sure = [canvas.starts[row] + row.sure for row in rows if row.sure is not None]
     if sure:
         confidence[torch.isin(slots, torch.tensor(sure, device=device))] = float("inf")
     thresholds = [row.threshold for row in rows]
-    quotas = [row.quota(lambda b=b: confidence[owner == b]) for b, row in enumerate(rows)]
+    quotas = [
+        row.quota(lambda own=own: HostRead(confidence[own]).wait()[0]) for own, row in zip(owned, rows, strict=True)
+    ]
     _, remaining = ops.commit_tokens(
         canvas.ids,
         slots,
         token,
         confidence,
-        cu_slots,
+        cu_slots.to(device),
         torch.tensor(quotas, device=device),
         mask_id=rows[0].mask_id,
         threshold=torch.tensor(thresholds, dtype=torch.float64, device=device),
     )
+    (remaining,) = canvas.read_back(remaining)
     for row, left in zip(rows, remaining.tolist(), strict=True):
         row.advance(left)
         if on_step is not None:
             on_step(row)
 
 
-def _decide(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], slots: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Token int64 and confidence float64 of each slot `[N]`; `owner [N]` is the slot's index into `rows`."""
+def _decide(
+    canvas: Canvas, hidden: Tensor, rows: Sequence[Row], slots: Tensor, owned: Sequence[slice]
+) -> tuple[Tensor, Tensor]:
+    """Token int64 and confidence float64 of each slot `[N]`; `owned` are each row's places among the slots."""
     logits = canvas.logits(hidden, slots)
+    counts = torch.tensor([own.stop - own.start for own in owned])
+
+    def spread(values: list, dtype: torch.dtype) -> Tensor:
+        return torch.repeat_interleave(torch.tensor(values, dtype=dtype), counts).to(slots.device)
+
     temperature = key = None
     if any(row.config.temperature > 0 for row in rows):
-        temperature = [float(row.config.temperature) for row in rows]
-        temperature = torch.tensor(temperature, dtype=torch.float32, device=slots.device)[owner]
-    for b, row in enumerate(rows):
+        temperature = spread([row.config.temperature for row in rows], torch.float32)
+    for own, row in zip(owned, rows, strict=True):
         if row.config.top_p is not None or row.config.top_k is not None:
-            own = owner == b
             if row.config.suppress_eos:  # before the filters, which might leave nothing else
                 logits[own, canvas.backbone.config.eos_id] = float("-inf")
             logits[own] = leave_most_probable(logits[own], row.config)
             if temperature is not None:  # it is in the logits now
                 temperature[own] = (temperature[own] > 0).float()
     if temperature is not None:
-        first = torch.tensor([canvas.starts[row] for row in rows], device=slots.device)
-        key = torch.tensor([_noise_key(row) for row in rows], device=slots.device)[owner] + slots - first[owner]
+        first = [canvas.starts[row] for row in rows]
+        key = spread([_noise_key(row) for row in rows], torch.int64) + slots - spread(first, torch.int64)
 
     # The op ranks by one kind and suppresses one list a call: rows are grouped by what they ask for.
     groups: dict[tuple[str, bool, bool], list[int]] = {}
@@ -185,15 +277,16 @@ def _decide(canvas: Canvas, hidden: Tensor, rows: Sequence[Row], slots: Tensor, 
     token = torch.empty_like(slots)
     confidence = torch.empty(len(slots), dtype=torch.float64, device=slots.device)
     for (kind, suppress_eos, defer_end), members in groups.items():
-        at = slice(None) if len(groups) == 1 else torch.isin(owner, torch.tensor(members, device=slots.device))
+        at = slice(None)
+        if len(groups) > 1:
+            at = torch.cat([torch.arange(owned[b].start, owned[b].stop) for b in members]).to(slots.device)
         noise = {} if temperature is None else {"temperature": temperature[at], "key": key[at]}
         token[at], confidence[at] = ops.token_confidence(logits[at], kind, eos if suppress_eos else None, **noise)
         if defer_end:  # ranked by a softmax without the ends, in which a chosen end has confidence 0 (LLaDA)
             _, confidence[at] = ops.token_confidence(logits[at], kind, ends, chosen=token[at])
-    for b, row in enumerate(rows):
+    for own, row in zip(owned, rows, strict=True):
         if row.rule.random:
-            own = owner == b
-            ranks = torch.rand(int(own.sum()), dtype=torch.float64, generator=row.generator)
+            ranks = torch.rand(own.stop - own.start, dtype=torch.float64, generator=row.generator)
             confidence[own] = ranks.to(slots.device)
     return token, confidence
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seer_dllm.config import GenerationConfig, ModelConfig, Profile, Truncation
+from seer_dllm.host import HostRead
 from seer_ext import ops, plan_keep
 
 TOO_SMALL = "window too small"
@@ -46,27 +47,29 @@ def find_boundary(
     """Boundary and snr of each row from the mean quiet share `[B, G]` float32; lengths int `[B]`.
 
     No boundary lies before a row's `fixed` slots; its first `skipped` slots (default none) are not looked at. This is
-    the one host read of the probe where all rows have as many of both. A boundary equal to the row's length means that
-    no jump was found.
+    the one host read of the probe. A boundary equal to the row's length means that no jump was found.
     """
-    skipped = [0] * len(fixed) if skipped is None else skipped
-    if len(set(zip(fixed, skipped, strict=True))) > 1:  # the op takes one smallest boundary a call
-        rows = [
-            find_boundary(sparsity[b : b + 1], lengths[b : b + 1], profile, fixed[b : b + 1], skipped[b : b + 1])
-            for b in range(len(fixed))
-        ]
-        return [boundary[0] for boundary, _ in rows], [snr[0] for _, snr in rows]
-    skip = max((0, *skipped))
-    boundary, snr = ops.snr_boundary(
-        sparsity[:, skip:],
-        lengths - skip,
-        window=profile.window,
-        min_snr=profile.min_snr,
-        plateau=profile.plateau,
-        min_jump=profile.min_jump,
-        min_keep=max((1, *(n - skip for n in fixed))),
-    )
-    return (boundary + skip).tolist(), snr.tolist()
+    asked = [(n, 0) for n in fixed] if skipped is None else list(zip(fixed, skipped, strict=True))
+    order, parts = [], []
+    for some, skip in dict.fromkeys(asked):  # the op takes one smallest boundary a call
+        members = [b for b, own in enumerate(asked) if own == (some, skip)]
+        at = slice(None) if len(members) == len(asked) else torch.tensor(members, device=sparsity.device)
+        boundary, snr = ops.snr_boundary(
+            sparsity[at, skip:],
+            lengths[at] - skip,
+            window=profile.window,
+            min_snr=profile.min_snr,
+            plateau=profile.plateau,
+            min_jump=profile.min_jump,
+            min_keep=max(1, some - skip),
+        )
+        order += members
+        parts += [boundary + skip, snr]
+    found = [part.tolist() for part in HostRead(*parts).wait()] if parts else []
+    boundaries, snrs = [0] * len(asked), [0.0] * len(asked)
+    for b, boundary, snr in zip(order, sum(found[::2], []), sum(found[1::2], []), strict=True):
+        boundaries[b], snrs[b] = boundary, snr
+    return boundaries, snrs
 
 
 def kept_window(boundary: int, config: GenerationConfig, margin: int, fixed: int = 0) -> tuple[int, int]:
@@ -85,4 +88,5 @@ def last_fixed(ids: Tensor, mask_id: int) -> int:
 
 def ends_with(token: Tensor, end_ids: Sequence[int]) -> list[bool]:
     """Whether each predicted token `[N]` is one that ends an answer."""
-    return torch.isin(token, torch.tensor(list(end_ids), device=token.device)).tolist()
+    ends = torch.isin(token, torch.tensor(list(end_ids), device=token.device))
+    return HostRead(ends).wait()[0].tolist()

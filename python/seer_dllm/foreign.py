@@ -97,6 +97,7 @@ class WrappedBackbone:
     """
 
     resumes = False
+    masks = False
 
     def __init__(
         self,

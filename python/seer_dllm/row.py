@@ -42,7 +42,7 @@ class Counters:
 
 @dataclass(eq=False)
 class Row:
-    """State of one row of a batch. `ids` is the window `[window]`, a view into the canvas while the row is active.
+    """State of one row of a batch. `ids` is the window `[window]` on the host, while active a view into the canvas.
 
     Args:
         index: place in the caller's batch.

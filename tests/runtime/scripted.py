@@ -68,11 +68,11 @@ class Call:
 class ScriptedBackbone(nn.Module):
     """Has what `canvas.py`, `denoise.py` and `api.py` use of `Backbone`; counts what it computes by itself."""
 
-    resumes = True
+    resumes = masks = True
 
     def __init__(self, scripts: Sequence[Script], shift: bool = False) -> None:
         super().__init__()
-        self.config = ModelConfig(VOCAB, 5, 4, LAYERS, 1, 1, 4, 1e4, 1e-5, mask_id=MASK, eos_id=EOS, shift=shift)
+        self.config = ModelConfig(VOCAB, 5, 4, LAYERS, 1, 1, 5, 1e4, 1e-5, mask_id=MASK, eos_id=EOS, shift=shift)
         self.embed = nn.Embedding(VOCAB, 5)
         with torch.no_grad():
             self.embed.weight.zero_()
@@ -98,14 +98,16 @@ class ScriptedBackbone(nn.Module):
         self.calls.append(Call(start, stop, packing.lengths))
         self.token_layers += len(hidden) * (stop - start)
         if keep is not None:
-            keep.layers += [(hidden.clone(), hidden.clone())] * (stop - start)
+            keep.layers += [(hidden[:, None].clone(), hidden[:, None].clone())] * (stop - start)
         out, share = hidden.clone(), torch.zeros(len(hidden))
         for b, length in enumerate(packing.lengths):
             own = slice(packing.starts[b], packing.starts[b] + length)
             seen = hidden[own]
             if past is not None:  # prompt tokens, and with block caches window tokens as well
                 at = past.packing.starts
-                seen = torch.cat((past.layers[start][0][at[b] : at[b + 1]], seen))
+                seen = torch.cat((past.layers[start][0][at[b] : at[b + 1], 0], seen))
+            if mask is not None:
+                seen = seen[mask[b, 0, 0]]
             is_prompt = seen[:, IS_PROMPT] == 1
             prompt = seen[is_prompt]
             script = int(prompt[0, SCRIPT]) if len(prompt) else 0

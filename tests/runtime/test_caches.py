@@ -210,8 +210,8 @@ def test_rows_that_leave_take_their_cache_along():
     """After every change the cache holds the rows that go on with it and no others, and what is laid is theirs."""
     model, plain, seen = tiny("llada"), Canvas.remade, []
 
-    def remade(canvas, rows):
-        new = plain(canvas, rows)
+    def remade(canvas, rows, *others, **layout):
+        new = plain(canvas, rows, *others, **layout)
         held = {lane.row for lane in new.cache.pieces}
         assert held == {row for row in rows if row.reuses}
         want = sum(len(row.prompt) + row.window - (row.span[1] - row.span[0]) for row in held)

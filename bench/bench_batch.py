@@ -1,0 +1,256 @@
+"""Ragged batches: the router and each path beside what one would do without them, in one run.
+
+    python bench/bench_batch.py --out bench/results/bench_batch.md
+    python bench/bench_batch.py --quick
+
+Rows have windows of different lengths, as cuts leave them, one slot in two written a step. Every way answers the same
+rows; medians of interleaved repeats, and ratios within the run. "8B shapes" is a backbone with layers of LLaDA-8B's
+sizes, few of them and of random weights, so that costs have the right proportions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from PIL import Image
+
+from seer_dllm import GenerationConfig, Model, Profile, Truncation, generate, load
+from seer_dllm.api import prepare
+from seer_dllm.attention import library
+from seer_dllm.backbone import Backbone
+from seer_dllm.config import CACHES, ModelConfig
+from seer_dllm.costs import CostModel, PathCost
+from seer_dllm.demo import data, model_folder
+from seer_dllm.demo.report import markdown
+from seer_dllm.denoise import Loop
+from seer_dllm.engine import Engine, Request
+from seer_dllm.families import FAMILIES
+from seer_dllm.groups import Routing
+from seer_dllm.measure import SHAPES, measure
+from seer_dllm.router import Limits, padding_waste
+
+LIMITS = Limits(max_rows=256, max_tokens=1 << 17, max_length=4096)
+KEPT: dict[
+    str, Callable[[random.Random, int], int]
+] = {  # of a window of n times 8 slots, in eights as the cut makes them
+    "uniform": lambda r, n: r.randint(1, n),
+    "short (DocVQA-like)": lambda r, n: min(1 + int(r.expovariate(0.8)), n),
+    "bimodal": lambda r, n: r.randint(3 * n // 4, n) if r.random() < 0.2 else r.randint(1, 2),
+    "heavy tail": lambda r, n: min(int(r.paretovariate(1.1)), n),
+}
+ONE = PathCost(1.0, 0.0, 0.0)
+AS_ONE = CostModel(ONE, ONE, ONE, "as few groups as may be")
+WAYS = ("stock window", "pad to longest", "pad, early leaving", "per row", "one packed", "static", "varlen", "router")
+SAME = ("per row", "one packed", "static", "varlen", "router")  # these give the same tokens
+
+
+@dataclass
+class Batch:
+    """Prompts `[P, H]` and kept windows, of a full one of `longest` slots."""
+
+    model: Model
+    longest: int
+    prompts: list[torch.Tensor]
+    kept: list[int]
+    cache: str
+
+    def rows(self, windows: list[int], steps: list[int]):
+        """As `generate` makes them, of these windows and steps."""
+        configs = [
+            GenerationConfig(window=w, steps=min(w, s), cache=self.cache) for w, s in zip(windows, steps, strict=True)
+        ]
+        return prepare(self.model, self.prompts, None, configs, None)
+
+    def seconds(self, way: str, costs: CostModel) -> tuple[float, list[list[int]]]:
+        """Time of a whole run, and what was written."""
+        size, own, most = len(self.kept), [max(1, n // 2) for n in self.kept], max(self.kept)
+        windows, steps = self.kept, own
+        if way == "stock window":
+            windows, steps = [self.longest] * size, [self.longest // 2] * size
+        elif way.startswith("pad"):
+            windows, steps = [most] * size, own if "early" in way else [max(own)] * size
+        routing = {
+            "one packed": None, "per row": None, "router": Routing(LIMITS, costs, "cost"),
+            "static": Routing(LIMITS, costs, "static"), "varlen": Routing(LIMITS, costs, "varlen"),
+        }.get(way, Routing(LIMITS, AS_ONE, "static"))  # fmt: skip
+        rows, profile = self.rows(windows, steps)
+        began = time.perf_counter()
+        for part in [[row] for row in rows] if way == "per row" else [rows]:
+            loop = Loop(self.model.backbone, routing)
+            loop.add(part, profile)
+            while loop.rows:
+                loop.step()
+        return time.perf_counter() - began, [row.ids.tolist() for row in rows]
+
+
+def shapes_of_8b(layers: int) -> Model:
+    """LLaDA-8B's layers with random weights, a small vocabulary, bfloat16."""
+    config = ModelConfig(1024, 4096, 12288, layers, 32, 32, 128, 5e5, 1e-5, mask_id=1023, eos_id=1022)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        backbone = Backbone(config)
+    backbone = backbone.to(torch.bfloat16).to_empty(device="cpu").requires_grad_(False)
+    for name, weight in backbone.named_parameters():
+        weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(0, 0.02)
+        assert weight.isfinite().all(), name
+    return Model(FAMILIES[0], backbone, None, None, (1022,), Profile())
+
+
+def batch_of(model: Model, longest: int, kept: list[int], cache: str, seed: int, prompts: tuple[int, int]) -> Batch:
+    size, draw = model.backbone.config.hidden_size, random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    given = [torch.randn(draw.randint(*prompts), size, generator=generator) for _ in kept]
+    return Batch(model, longest, given, kept, cache)
+
+
+def demo_windows(model: Model, longest: int, count: int) -> list[int]:
+    """What the demo model keeps of its windows on held-out questions, repeated where fewer were asked."""
+    questions = data.heldout_questions(min(count, 64), 0)
+    images, texts = [[Image.fromarray(q[0])] for q in questions], [q[2] for q in questions]
+    config = GenerationConfig(window=longest, steps=1)
+    truncation = Truncation(safety_net=False)
+    found = [r.window_tokens for r in generate(model, texts, images=images, config=config, truncation=truncation)]
+    return [found[i % len(found)] for i in range(count)]
+
+
+def compare(name: str, model: Model, costs: CostModel, args, prompts: tuple[int, int]) -> tuple[list, dict]:
+    """A line per cache, distribution and batch size, and the ratios of the router by what they are to."""
+    lines, ratios = [], {}
+    longest = args.longest
+
+    def drawn(make: Callable, size: int) -> list[int]:
+        draw = random.Random(size)
+        return [8 * make(draw, longest // 8) for _ in range(size)]
+
+    kept = {d: partial(drawn, make) for d, make in KEPT.items()}
+    if name == "demo":
+        kept["demo's boundaries"] = partial(demo_windows, model, longest)
+    chosen = {d: make for d, make in kept.items() if args.lengths is None or d.split()[0] in args.lengths}
+    for cache in args.cache:
+        for distribution, windows in chosen.items():
+            for size in args.batch:
+                batch = batch_of(model, longest, windows(size), cache, size, prompts)
+                times = {way: [] for way in args.ways}
+                for _ in range(args.repeats):
+                    answers = {}
+                    for way in args.ways:
+                        seconds, answers[way] = batch.seconds(way, costs)
+                        times[way].append(seconds)
+                    same = [answers[way] for way in SAME if way in answers]
+                differing = sum(len({tuple(ids) for ids in row}) > 1 for row in zip(*same, strict=True))
+                took = {way: median(t) for way, t in times.items()}
+                single = min(took[way] for way in ("one packed", "static", "varlen"))
+                pad = took["pad to longest"]
+                waste = padding_waste(batch.kept)
+                cells = [name, cache, distribution, size, f"{waste:.2f}", f"{pad:.3f}"]
+                lines.append([*cells, *(f"{pad / took[w]:.2f}x" for w in args.ways), f"{took['router'] / single:.3f}"])
+                lines[-1].append(differing)
+                ratios.setdefault(("router / best single path", cache), []).append(took["router"] / single)
+                ratios.setdefault((f"pad to longest / router, {distribution}", cache), []).append(pad / took["router"])
+                print(" | ".join(map(str, lines[-1])), flush=True)
+    return lines, ratios
+
+
+def throughput(model: Model, longest: int, count: int, max_batch: int) -> str:
+    """Mixed demo requests: stock in batches, Seer one by one, and the engine, with the answers compared."""
+    questions = data.heldout_questions(count, 1)
+    prompts = [model.embed_prompt(q[2], [Image.fromarray(q[0])]) for q in questions]
+    configs = [GenerationConfig(window=longest // (1 + i % 2)) for i in range(count)]
+    ways: dict[str, tuple[float, list]] = {}
+    began = time.perf_counter()
+    stock = []
+    for i in range(0, count, max_batch):
+        part = slice(i, i + max_batch)
+        stock += generate(model, prompts[part], config=configs[part], truncation=None)
+    ways["stock, in batches"] = time.perf_counter() - began, stock
+    began = time.perf_counter()
+    alone = [generate(model, [p], config=c)[0] for p, c in zip(prompts, configs, strict=True)]
+    ways["Seer, one by one"] = time.perf_counter() - began, alone
+    engine = Engine(model, max_batch=max_batch)
+    began = time.perf_counter()
+    answers = engine.generate([Request(p, config=c) for p, c in zip(prompts, configs, strict=True)])
+    ways["Seer, engine"] = time.perf_counter() - began, [a.result for a in answers]
+    rows = []
+    for way, (seconds, results) in ways.items():
+        useful = sum(r.useful_tokens for r in results)
+        same = sum(r.ids == one.ids for r, one in zip(results, alone, strict=True))
+        rows.append(
+            [way, f"{seconds:.2f}", f"{useful / seconds:.0f}", f"{ways['stock, in batches'][0] / seconds:.2f}x"]
+        )
+        rows[-1].append(same)
+    head = ["way", "seconds", "useful tokens/s", "against stock", "same as one by one"]
+    stats = engine.stats()
+    return "\n\n".join(
+        [
+            f"## {count} mixed requests of the demo model\n\nWindows of {longest} and {longest // 2}, a slot a step, "
+            f"no cache, {max_batch} at once.",
+            markdown(head, rows),
+            f"Engine: {stats}",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
+    parser.add_argument("--cache", nargs="+", default=list(CACHES), choices=CACHES)
+    parser.add_argument("--lengths", nargs="+", help="first words of distributions; default: all")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--longest", type=int, default=128, help="slots of the full window")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=2, help="of the 8B shapes; 0 leaves them out")
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--quick", action="store_true", help="one size and cache, short windows, no 8B shapes")
+    parser.add_argument("--out", type=Path, help="write the tables here")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")  # the prompt cache is an approximation for the 8B shapes' family
+    if args.quick:
+        args.batch, args.cache, args.longest, args.repeats = [8], ["prompt"], 64, 3
+        args.layers, args.requests = 0, 12
+    models = {"demo": (load(model_folder()), (60, 110))}
+    if args.layers:
+        models[f"8B shapes, {args.layers} layers"] = shapes_of_8b(args.layers), (60, 110)
+    machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    parts = [f"# Ragged batches\n\n{machine}; times are medians of {args.repeats} interleaved repeats."]
+    for name, (model, prompts) in models.items():
+        backbone = model.backbone
+        most = 2048 if name == "demo" else 128  # tokens of a measurement, as a CPU takes seconds for more
+        sizes = [shape for shape in SHAPES if shape[0] * shape[1] <= most]
+        found = measure(backbone, sizes, repeats=args.repeats)
+        costs = CostModel.fit(found, "measured at start-up")
+        error = costs.error(found)
+        lines, ratios = compare(name, model, costs, args, prompts)
+        summary = [
+            [what, cache, f"{math.exp(sum(map(math.log, r)) / len(r)):.3f}", f"{min(r):.3f}", f"{max(r):.3f}"]
+            for (what, cache), r in sorted(ratios.items())
+        ]
+        head = ["model", "cache", "kept windows", "rows", "PWR", "pad to longest, s", *args.ways]
+        parts += [
+            f"## {name}\n\n{backbone.dtype}, {library('cpu', backbone.dtype)[0]}. Prompts of {prompts[0]} to "
+            f"{prompts[1]} tokens. Cost model: error {100 * error.median:.1f} % median, {100 * error.worst:.1f} % at "
+            f"worst of what it was fitted to.\n\n{costs}",
+            markdown(["ratio", "cache", "geometric mean", "least", "most"], summary),
+            "Speed against padding to the longest, and the router's time over the best single path's:",
+            markdown([*head, "router / best single", "rows that differ"], lines),
+        ]
+    if args.requests:
+        parts.append(throughput(models["demo"][0], args.longest, args.requests, 32))
+    text = "\n\n".join(parts)
+    print(text)
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Attention of packed rows, by the best library there is for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from seer_dllm.backbone import Packing
+
+# (q, k, v, cu_q, cu_k, longest_q, longest_k) -> [T, heads, D]; keys and values may have fewer heads.
+Varlen = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
+RUNS = "scaled_dot_product_attention by runs of equal rows"
+
+
+@cache
+def library(device: str, dtype: torch.dtype) -> tuple[str, Varlen | None]:
+    """Name and function of what packed rows run through on this kind of device; None: SDPA, a call per run of rows.
+
+    flash-attn and torch's own varlen attention have kernels for CUDA in half precision alone.
+    """
+    if device != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return RUNS, None
+    try:
+        from flash_attn import flash_attn_varlen_func
+
+        return "flash_attn_varlen_func", flash_attn_varlen_func
+    except ImportError:
+        pass
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return RUNS, None
+    return "torch.nn.attention.varlen", lambda q, k, v, *sizes: varlen_attn(
+        q, k, v, *sizes, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packing,
+    past: tuple[Tensor, Tensor] | None = None,
+    past_packing: Packing | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Bidirectional attention of every row over itself and, where given, over its own cached keys.
+
+    Args:
+        q: `[T, heads, D]`; k, v: `[T, kv_heads, D]`, laid out by `packing`. Rows may be empty.
+        past: cached keys and values `[T', kv_heads, D]`, laid out by `past_packing` (as many rows).
+        mask: bool, broadcast to `[B, heads, queries, keys]` with the cached keys first, True where a query sees a key;
+            only for rows of one length (training, padded batches).
+    Returns:
+        `[T, heads * D]`.
+    """
+    runs = packing.runs(past_packing)
+    if len(runs) > 1:
+        _, varlen = library(q.device.type, q.dtype)
+        if varlen is not None:
+            return attend_varlen(q, k, v, packing, past, past_packing, varlen)
+    parts = []
+    for first, stop in runs:
+        rows, own = stop - first, slice(packing.starts[first], packing.starts[stop])
+        query, key, value = (t[own].view(rows, packing.lengths[first], *t.shape[1:]) for t in (q, k, v))
+        if past is not None:
+            own = slice(past_packing.starts[first], past_packing.starts[stop])
+            cached = (t[own].view(rows, past_packing.lengths[first], *t.shape[1:]) for t in past)
+            key, value = (torch.cat(pair, dim=1) for pair in zip(cached, (key, value), strict=True))
+        parts.append(attend_dense(query, key, value, mask).flatten(0, 1))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts) if parts else q).flatten(1)
+
+
+def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """`[B, L, heads, D]`, of tensors of that layout."""
+    gqa = q.shape[2] != k.shape[2]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if q.requires_grad and q.device.type == "cpu":
+        return attend_with_matmuls(q, k, v, mask).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa).transpose(1, 2)
+
+
+def attend_varlen(q: Tensor, k: Tensor, v: Tensor, packing, past, past_packing, varlen: Varlen) -> Tensor:
+    """`attend` in one call of a library that takes `cu_seqlens`; each row's cached keys go before its own."""
+    cu_k, longest = packing.cu_seqlens, max(packing.lengths, default=0)
+    longest_k = longest
+    if past is not None:
+        order, cu_k, longest_k = packing.behind(past_packing)
+        k, v = (torch.cat(pair)[order] for pair in zip(past, (k, v), strict=True))
+    return varlen(q, k, v, packing.cu_seqlens, cu_k, longest, longest_k).flatten(1)
+
+
+def attend_with_matmuls(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention on `[B, heads, L, D]` for training on CPUs, where the backward of torch's own kernel is the bottleneck.
+
+    Measured on two cores (32 rows of 149 tokens, 4 heads of 32, 8 layers, bfloat16): a training step takes 0.27 s this
+    way and 0.45 s with `scaled_dot_product_attention`.
+    """
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(dim=-1).to(v.dtype) @ v

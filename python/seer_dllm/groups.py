@@ -1,0 +1,147 @@
+"""Groups of rows that share a forward: which rows, laid out how, and what it computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from seer_dllm.backbone import Backbone
+from seer_dllm.canvas import Canvas, Dense, lanes_of
+from seer_dllm.capture import Capturer
+from seer_dllm.config import check_choice
+from seer_dllm.costs import DEFAULT_COSTS, CostModel
+from seer_dllm.router import MODES, Limits, RowSize, route
+from seer_dllm.row import Row
+
+STEP_0 = "step 0"  # in the counts beside the router's paths: packed, and not captured
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a loop forms its groups.
+
+    Args:
+        limits: of a group; a group that runs captured is padded to their buckets.
+        costs: what the mode "cost" goes by.
+        mode: as in `seer_dllm.router.route`. "varlen" packs all rows into as few groups as the limits allow.
+        capturer: runs static groups as captured graphs; None: nothing is captured, and they are padded to their
+            longest row alone.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    costs: CostModel = DEFAULT_COSTS["cpu"]
+    mode: str = "varlen"
+    capturer: Capturer | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, MODES)
+
+    def check(self, backbone: Backbone) -> None:
+        """ValueError if the mode pads rows and the model takes no mask."""
+        if not backbone.masks and self.mode not in ("varlen", "eager"):
+            raise ValueError(f"mode must be varlen or eager for a model that takes no mask, got {self.mode!r}")
+
+
+class Part(NamedTuple):
+    """Rows that the router puts together."""
+
+    rows: list[Row]
+    path: str
+    dense: Dense | None = None
+    miss: bool = False
+
+
+@dataclass
+class Counts:
+    """What a loop has done so far.
+
+    Attributes:
+        forwards: of groups. plans: made by the router. misses: forwards of rows that no bucket holds.
+        tokens: real tokens by path ("static", "varlen", "eager", "step 0"). padded_tokens: computed beside them.
+    """
+
+    forwards: int = 0
+    plans: int = 0
+    misses: int = 0
+    padded_tokens: int = 0
+    tokens: Counter[str] = field(default_factory=Counter)
+
+
+def size_of(row: Row) -> RowSize:
+    """What the row's next forward asks for. A row with a twin counts as one of twice the length."""
+    start, stop = row.span
+    attended = len(row.prompt) + row.window if row.reuses else stop - start
+    steps = sum(plan.steps for plan in row.blocks[row.at :]) - row.step
+    lanes = len(lanes_of([row]))
+    return RowSize(row, lanes * (stop - start), lanes * attended, max(1, steps))
+
+
+def full_size(row: Row) -> RowSize:
+    """What its step 0 asks for at most."""
+    tokens = len(lanes_of([row])) * (len(row.prompt) + row.window)
+    return RowSize(row, tokens, tokens, 1)
+
+
+def whole(rows: Sequence[Row], routing: Routing | None) -> list[list[Row]]:
+    """The rows of one step 0, which runs packed, within the limits."""
+    if routing is None:
+        return [list(rows)]
+    plan = route(map(full_size, rows), routing.limits, routing.costs, "varlen")
+    return [[size.key for size in group.rows] for group in plan.groups]
+
+
+def parts_of(rows: Sequence[Row], routing: Routing | None) -> list[Part]:
+    """The groups of the next step; without routing one, in the order of the rows.
+
+    A row with guidance has a twin, which must be beside it: such rows run packed.
+    """
+    if routing is None:
+        return [Part(list(rows), "varlen")]
+    parts = []
+    for guided, mode in ((False, routing.mode), (True, "varlen")):
+        sizes = [size_of(row) for row in rows if (row.config.cfg_scale > 0) == guided]
+        for group in route(sizes, routing.limits, routing.costs, mode).groups:
+            own = [size.key for size in group.rows]
+            parts.append(Part(own, group.path, _dense(own, routing) if group.path == "static" else None, group.miss))
+    return parts
+
+
+def _dense(rows: list[Row], routing: Routing) -> Dense:
+    """What a static group is padded to: buckets where it is captured, else its longest row."""
+    sizes = [size_of(row) for row in rows]
+    # Cached keys are padded apart from the others, so that both lie where the graph expects them.
+    dense = Dense(len(rows), max(s.fed for s in sizes), max(s.attended - s.fed for s in sizes))
+    if routing.capturer is None:
+        return dense
+    buckets = routing.limits.lengths
+    past = buckets.bucket_for(dense.past) if dense.past else 0
+    return Dense(routing.limits.rows.bucket_for(dense.rows), buckets.bucket_for(dense.fed), past)
+
+
+@dataclass(eq=False)
+class Group:
+    """A canvas, the path it runs by, and the hidden states of its last forward."""
+
+    canvas: Canvas
+    path: str = STEP_0
+    miss: bool = False
+    hidden: Tensor | None = None
+
+    def forward(self, capturer: Capturer | None, counts: Counts) -> None:
+        """One whole forward of the rows as they stand."""
+        canvas = self.canvas
+        captured = capturer is not None and self.path == "static" and not any(row.keeps for row in canvas.rows)
+        run = capturer.bound(canvas.backbone) if captured else None
+        self.hidden = canvas.forward(canvas.embeddings(), run=run)
+        self.count(counts)
+
+    def count(self, counts: Counts) -> None:
+        real = sum(self.canvas.lengths)
+        counts.forwards += 1
+        counts.misses += self.miss
+        counts.tokens[self.path] += real
+        counts.padded_tokens += self.canvas.packing.total - real
