@@ -58,7 +58,7 @@ _LISTS: dict[str, dict[str, tuple[Case, ...]]] = {
         + _cases("no_slots", B=2, G=0)
         + _cases("one_slot", B=2, G=1)
         + _cases("below_window", B=3, G=5),
-        "perf": _cases("batch", B=32, G=1024),
+        "perf": _cases("batch", B=256, G=1024),
     },
     "varlen_repack": {
         "correctness": _cases("plain", dtypes=FLOATS, B=4, L=16, H=64)
@@ -120,7 +120,7 @@ _LISTS: dict[str, dict[str, tuple[Case, ...]]] = {
         + _cases("no_slots", B=3, S=0, Q=1)
         + _cases("one", B=1, S=1, Q=1)
         + _cases("quota_above", B=2, S=3, Q=9),
-        "perf": _cases("window", B=32, S=1024, Q=32),
+        "perf": _cases("window", B=256, S=256, Q=32),
     },
 }
 

@@ -6,18 +6,22 @@
 
 namespace seer {
 
+// Greater where more confident, as unsigned integers; -0 is 0. NaN is 1, below -inf, which leaves 0 for no candidate.
+SEER_INLINE uint64_t rank_key(double confidence) {
+  if (confidence != confidence) return 1;
+  const uint64_t bits = bit_cast<uint64_t>(confidence + 0.0);
+  return bits >> 63 ? ~bits : bits | uint64_t{1} << 63;
+}
+
 struct CommitCandidate {
-  double confidence;
+  uint64_t key;
   int64_t slot;
   int64_t entry;  // index into slots, token and confidence
 };
 
-// Highest confidence, NaN after everything else, then lowest slot, then lowest entry.
+// Highest key, then lowest slot, then lowest entry.
 SEER_INLINE bool ranks_before(const CommitCandidate& a, const CommitCandidate& b) {
-  if (a.confidence > b.confidence) return true;
-  if (a.confidence < b.confidence) return false;
-  const bool a_nan = a.confidence != a.confidence, b_nan = b.confidence != b.confidence;
-  if (a_nan != b_nan) return b_nan;
+  if (a.key != b.key) return a.key > b.key;
   return a.slot != b.slot ? a.slot < b.slot : a.entry < b.entry;
 }
 

@@ -14,7 +14,9 @@ struct Moments {
   double squares;  // sum of squared deviations
 };
 
-SEER_INLINE Moments moments_of(const float* s, int64_t begin, int64_t end) {
+// S is float or double.
+template <typename S>
+SEER_INLINE Moments moments_of(const S* s, int64_t begin, int64_t end) {
   double sum = 0.0;
   for (int64_t i = begin; i < end; ++i) sum += static_cast<double>(s[i]);
   const double mean = sum / static_cast<double>(end - begin);
@@ -32,17 +34,25 @@ struct Jump {
   bool passes;   // all tests but that of the plateau
 };
 
-// The cut before slot j of a row of n. Comparisons are written so that a NaN signal or snr doesn't pass.
+// Of a cut between two windows that hold `slots` slots together.
+SEER_INLINE double snr_of(const Moments& before, const Moments& after, int64_t slots) {
+  const double deviation = std::sqrt((before.squares + after.squares) / static_cast<double>(slots));
+  const double noise = deviation < 1e-3 ? 1e-3 : deviation;
+  return (after.mean - before.mean) / noise;
+}
+
+// Comparisons are written so that a NaN signal or snr doesn't pass.
+SEER_INLINE Jump judge(const SnrBoundaryParams& p, double mean_before, double mean_after, double snr) {
+  const double signal = mean_after - mean_before;
+  return {snr, mean_before + signal / 2, signal > p.min_jump && snr >= p.min_snr};
+}
+
+// The cut before slot j of a row of n.
 SEER_INLINE Jump jump_at(const SnrBoundaryParams& p, const float* s, int64_t n, int64_t j) {
   const int64_t left = j > p.window ? j - p.window : 0;
   const int64_t right = n - j > p.window ? j + p.window : n;
   const Moments before = moments_of(s, left, j), after = moments_of(s, j, right);
-  const double signal = after.mean - before.mean;
-  const double variance = (before.squares + after.squares) / static_cast<double>(right - left);
-  const double deviation = std::sqrt(variance);
-  const double noise = deviation < 1e-3 ? 1e-3 : deviation;
-  const double snr = signal / noise;
-  return {snr, before.mean + signal / 2, signal > p.min_jump && snr >= p.min_snr};
+  return judge(p, before.mean, after.mean, snr_of(before, after, right - left));
 }
 
 // The share of slots from the cut on that a plateau asks for; `above` of them exceed the jump's level.

@@ -26,17 +26,10 @@ struct ConfidencePart {
 
 SEER_INLINE ConfidencePart empty_part() { return {0.0, 0.0, -1, -1, -kInfinity, -kInfinity, -kInfinity}; }
 
-// What an id of logit `max + d` adds to its lane. The maxima themselves are counted, not summed. F is double or a
-// vector.
-template <typename F>
-SEER_INLINE F exp_below_max(F d) {
-  return select(d < 0.0, exp_nonpositive_double(d), splat<F>(0.0));
-}
-
-// e is 0 below -708, where -inf * 0 would be NaN.
+// d * e, where e = exp(d) is 0 below -708 and -inf * 0 would be NaN. F is double or a vector.
 template <typename F>
 SEER_INLINE F weighted_exp(F d, F e) {
-  return select(d >= -708.0, d, splat<F>(-708.0)) * e;
+  return larger(d, splat<F>(-708.0)) * e;
 }
 
 // The ids of `a` come before those of `b`.

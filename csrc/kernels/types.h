@@ -66,6 +66,17 @@ SEER_INLINE V select(Mask mask, V yes, V no) {
   return mask ? yes : no;
 }
 
+// b where one is NaN: the processor's own maximum.
+template <typename V>
+SEER_INLINE V larger(V a, V b) {
+  return a > b ? a : b;
+}
+
+template <typename F>
+SEER_INLINE F absolute(F x) {
+  return bit_cast<F>(bit_cast<UnsignedOf<F>>(x) & 0x7fffffffu);
+}
+
 // The bits of bfloat16 or float16 stand in the low half of 32.
 
 template <typename F>

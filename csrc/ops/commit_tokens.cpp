@@ -56,17 +56,28 @@ CommitTokensParams make_commit_tokens_params(const Tensor& ids, const Tensor& sl
 bool check_commit_tokens_values(const CommitTokensParams& p) {
   check_offsets(op, "cu_slots", p.cu_slots, p.B);
   SEER_CHECK(p.cu_slots[p.B] <= p.N, op, "cu_slots", text("end at or before N=", p.N), p.cu_slots[p.B]);
-  std::vector<int64_t> owner(p.T, -1);  // the row that lists a slot
+  const int64_t entries = p.cu_slots[p.B];
+  int64_t last = -1;
+  bool ascend = true;
+  for (int64_t i = 0; i < entries; ++i) {
+    const int64_t slot = p.slots[i * p.slots_stride];
+    if (slot < 0) continue;
+    SEER_CHECK(slot < p.T, op, "slots", text("be below T=", p.T), slot);
+    ascend = ascend && slot > last;
+    last = slot;
+  }
+  if (ascend) return false;
+  std::vector<int32_t> owner(p.T, -1);  // the row that lists a slot
   bool repeats = false;
   for (int64_t b = 0; b < p.B; ++b) {
-    for (int64_t i = p.cu_slots[b]; i < p.cu_slots[b + 1]; ++i) {
+    const int64_t row_end = p.cu_slots[b + 1];
+    for (int64_t i = p.cu_slots[b]; i < row_end; ++i) {
       const int64_t slot = p.slots[i * p.slots_stride];
       if (slot < 0) continue;
-      SEER_CHECK(slot < p.T, op, "slots", text("be below T=", p.T), slot);
       repeats = repeats || owner[slot] == b;
       SEER_CHECK(owner[slot] < 0 || owner[slot] == b, op, "slots", "belong to one row each",
                  text(slot, " in rows ", owner[slot], " and ", b));
-      owner[slot] = b;
+      owner[slot] = static_cast<int32_t>(b);
     }
   }
   return repeats;

@@ -118,6 +118,7 @@ def test_min_keep(impl, device):
     assert run(impl, device, row, window=2, min_keep=2)[0] == 2
     assert run(impl, device, row, window=2, min_keep=3)[0] == 4
     assert run(impl, device, row, window=2, min_keep=6) == (6, 0.0)  # past the last candidate, 5
+    assert run(impl, device, row, window=2, min_keep=2**63 - 1) == (6, 0.0)
     assert run(impl, device, row, window=2, min_keep=99) == (6, 0.0)
 
 

@@ -23,9 +23,7 @@ SEER_INLINE void silu_mul_sparsity(const SiluMulSparsityParams& p, int64_t begin
     }
     const int64_t tail = i;
     for (; i < p.I; ++i) act[i] = from_float<T>(silu(to_float(gate[i])) * to_float(up[i]));
-    int64_t count = count_below(act + tail, p.I - tail, p.threshold);
-    for (int lane = 0; lane < kFloats; ++lane) count -= below.lane(lane);
-    p.sparsity[r] = share_of(count, p.I);
+    p.sparsity[r] = share_of(count_below(act + tail, p.I - tail, p.threshold) - sum_of(below), p.I);
   }
 }
 

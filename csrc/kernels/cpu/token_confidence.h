@@ -7,13 +7,13 @@
 namespace seer::cpu::confidence {
 
 constexpr int kTile = kConfidenceTile;  // a tile and its scores take 8 KiB
-constexpr int kLanes = 16;              // sums side by side, as many as registers hold at every level
-using Doubles = Pack<double, kLanes* static_cast<int>(sizeof(double)) / kVectorBytes>;
+using Doubles = Pack<double, 8>;
+constexpr int kParts = kConfidenceLanes / Doubles::kPartLanes;  // vectors that hold the lanes' sums
 
 SEER_INLINE Doubles load_doubles(const float* from) {
   typedef float Part __attribute__((vector_size(kVectorBytes / 2)));
   Doubles r;
-  for (int i = 0; i < kLanes / Doubles::kPartLanes; ++i) {
+  for (int i = 0; i < Doubles::kLanes / Doubles::kPartLanes; ++i) {
     Part part;
     memcpy(&part, from + i * Doubles::kPartLanes, sizeof(part));
     r.part[i] = __builtin_convertvector(part, Doubles::Part);
@@ -24,16 +24,6 @@ SEER_INLINE Doubles load_doubles(const float* from) {
 SEER_INLINE float tile_max(const float* tile) {
   Floats max = splat<Floats>(-kInfinity);
   for (int i = 0; i < kTile; i += kFloats) max = larger(load_floats(tile + i), max);
-  return largest(max);
-}
-
-// The largest of the values below `bound`.
-SEER_INLINE float max_below(const float* tile, float bound) {
-  Floats max = splat<Floats>(-kInfinity);
-  for (int i = 0; i < kTile; i += kFloats) {
-    const Floats x = load_floats(tile + i);
-    max = larger(select(x < bound, x, splat<Floats>(-kInfinity)), max);
-  }
   return largest(max);
 }
 
@@ -67,15 +57,28 @@ SEER_INLINE int index_of(const float* tile, float value) {
   return i;
 }
 
-SEER_INLINE int count_of(const float* tile, float value) {
+// Puts -inf for all places of a value and returns how many there were.
+SEER_INLINE int take_out(float* tile, float value) {
   SignedOf<Floats> minus = {};  // a true comparison is -1
-  for (int i = 0; i < kTile; i += kFloats) minus = minus + (load_floats(tile + i) == value);
-  int count = 0;
-  for (int lane = 0; lane < kFloats; ++lane) count -= minus.lane(lane);
-  return count;
+  for (int i = 0; i < kTile; i += kFloats) {
+    const Floats x = load_floats(tile + i);
+    const SignedOf<Floats> equal = x == value;
+    minus = minus + equal;
+    store(tile + i, select(equal, splat<Floats>(-kInfinity), x));
+  }
+  return -sum_of(minus);
 }
 
-SEER_INLINE double add_lanes(double* lanes) {
+// The values from lane `first` on to the lanes' sums, in ascending order: a pack may hold several of a lane's.
+SEER_INLINE void add_to_lanes(const Doubles& values, int first, Doubles::Part* sums) {
+  for (int i = 0; i < Doubles::kLanes / Doubles::kPartLanes; ++i) {
+    sums[(first / Doubles::kPartLanes + i) % kParts] += values.part[i];
+  }
+}
+
+SEER_INLINE double sum_of_lanes(const Doubles::Part* sums) {
+  double lanes[kConfidenceLanes];
+  memcpy(lanes, sums, sizeof(lanes));
   for (int half = kConfidenceLanes / 2; half > 0; half /= 2) {
     for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   }
@@ -84,40 +87,21 @@ SEER_INLINE double add_lanes(double* lanes) {
 
 template <bool kEntropy>
 SEER_INLINE void add_exponentials(const float* tile, ConfidencePart& part) {
-  double all_sums[kConfidenceLanes], all_weighted[kConfidenceLanes];
-  for (int lane = 0; lane < kConfidenceLanes; lane += kLanes) {
-    Doubles sums = {}, weighted = {};
-    for (int i = lane; i < kTile; i += kConfidenceLanes) {
-      const Doubles d = load_doubles(tile + i) - static_cast<double>(part.max);
-      const Doubles e = exp_below_max(d);
-      sums = sums + e;
-      if (kEntropy) weighted = weighted + weighted_exp(d, e);
+  constexpr int kStep = Doubles::kLanes < kConfidenceLanes ? kConfidenceLanes : Doubles::kLanes;
+  Doubles::Part sums[kParts] = {}, weighted[kParts] = {};
+  for (int i = 0; i < kTile; i += kStep) {
+    for (int k = 0; k < kStep; k += Doubles::kLanes) {
+      const Doubles d = load_doubles(tile + i + k) - static_cast<double>(part.max);
+      const Doubles e = exp_nonpositive_double(d);
+      add_to_lanes(e, k, sums);
+      if (kEntropy) add_to_lanes(weighted_exp(d, e), k, weighted);
     }
-    for (int j = 0; j < kLanes; ++j) all_sums[lane + j] = sums.lane(j);
-    for (int j = 0; j < kLanes; ++j) all_weighted[lane + j] = weighted.lane(j);
   }
-  part.others += add_lanes(all_sums);
-  if (kEntropy) part.weighted += add_lanes(all_weighted);
+  part.others += sum_of_lanes(sums);
+  if (kEntropy) part.weighted += sum_of_lanes(weighted);
 }
 
-// `max` is the tile's, and not -inf. `best` is that of the tiles before: only a tile above it may hold the row's
-// maximum, whose place is looked for.
-SEER_INLINE ConfidencePart summarize(ConfidenceKind kind, int64_t first, float max, float best, const float* tile) {
-  ConfidencePart part = empty_part();
-  const int count = count_of(tile, max);
-  part.argmax = first + (max > best ? index_of(tile, max) : 0);
-  part.max = max;
-  part.others = count - 1;
-  if (kind == ConfidenceKind::kMargin) part.second = count > 1 ? max : max_below(tile, max);
-  if (kind == ConfidenceKind::kEntropy) {
-    add_exponentials<true>(tile, part);
-  } else {
-    add_exponentials<false>(tile, part);
-  }
-  return part;
-}
-
-// A score that isn't above `best` needs no place either.
+// A score that isn't above `best` needs no place.
 SEER_INLINE void sample(float temperature, uint64_t stream, int64_t first, float best, const float* tile,
                         ConfidencePart& part) {
   float scores[kTile];
@@ -126,6 +110,22 @@ SEER_INLINE void sample(float temperature, uint64_t stream, int64_t first, float
   if (!(score > best)) return;
   part.score = score;
   part.sampled = first + index_of(scores, score);
+}
+
+// `max` is the tile's, and not -inf. `best` is that of the tiles before: only a tile above it may hold the row's
+// maximum, whose place is looked for. The tile loses its maximum.
+SEER_INLINE void summarize(ConfidenceKind kind, int64_t first, float max, float best, float* tile,
+                           ConfidencePart& part) {
+  part.argmax = first + (max > best ? index_of(tile, max) : 0);
+  part.max = max;
+  const int count = take_out(tile, max);
+  part.others = count - 1;
+  if (kind == ConfidenceKind::kMargin) part.second = count > 1 ? max : tile_max(tile);
+  if (kind == ConfidenceKind::kEntropy) {
+    add_exponentials<true>(tile, part);
+  } else {
+    add_exponentials<false>(tile, part);
+  }
 }
 
 }  // namespace seer::cpu::confidence
@@ -148,11 +148,12 @@ SEER_INLINE void token_confidence(const TokenConfidenceParams& p, int64_t begin,
     for (int64_t t = 0, first = 0; first < p.V; ++t, first += kTile) {
       const int count = static_cast<int>(p.V - first < kTile ? p.V - first : kTile);
       const float max = load_tile(p, logits, first, count, next, tile);
-      ConfidencePart part = max > -kInfinity ? summarize(p.kind, first, max, best, tile) : empty_part();
+      ConfidencePart part = empty_part();
       // No noise can lift a tile of lower logits above the best score.
       if (temperature > 0.0f && max + temperature * kGumbelMax > best_score) {
         sample(temperature, stream, first, best_score, tile, part);
       }
+      if (max > -kInfinity) summarize(p.kind, first, max, best, tile, part);
       best = max > best ? max : best;
       best_score = part.score > best_score ? part.score : best_score;
       for (int64_t bit = t; bit & 1; bit >>= 1) part = merge_parts(complete[--depth], part);

@@ -4,6 +4,10 @@
 // too little to overlap the chains of separate vectors by itself.
 #pragma once
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "../math.h"
 #include "../types.h"
 
@@ -11,13 +15,13 @@ namespace seer::cpu {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
-constexpr int kVectors = 4;  // of floats in a pack
+constexpr int kVectors = 8;  // of floats in a pack
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
-constexpr int kVectors = 2;
+constexpr int kVectors = 4;
 #else
 constexpr int kVectorBytes = 16;
-constexpr int kVectors = 2;
+constexpr int kVectors = 4;
 #endif
 
 template <typename T, int N>
@@ -77,6 +81,30 @@ SEER_INLINE Pack<T, N> select(const Pack<M, N>& mask, const Pack<T, N>& yes, con
   return r;
 }
 
+#if defined(__SSE2__)
+SEER_INLINE void maximum(const __m128& a, const __m128& b, __m128& r) { r = _mm_max_ps(a, b); }
+SEER_INLINE void maximum(const __m128d& a, const __m128d& b, __m128d& r) { r = _mm_max_pd(a, b); }
+#endif
+#if defined(__AVX2__)
+SEER_INLINE void maximum(const __m256& a, const __m256& b, __m256& r) { r = _mm256_max_ps(a, b); }
+SEER_INLINE void maximum(const __m256d& a, const __m256d& b, __m256d& r) { r = _mm256_max_pd(a, b); }
+#endif
+#if defined(__AVX512F__)
+SEER_INLINE void maximum(const __m512& a, const __m512& b, __m512& r) { r = _mm512_max_ps(a, b); }
+SEER_INLINE void maximum(const __m512d& a, const __m512d& b, __m512d& r) { r = _mm512_max_pd(a, b); }
+#endif
+
+template <typename T, int N>
+SEER_INLINE Pack<T, N> larger(const Pack<T, N>& a, const Pack<T, N>& b) {
+  Pack<T, N> r;
+#if defined(__SSE2__)
+  for (int i = 0; i < N; ++i) maximum(a.part[i], b.part[i], r.part[i]);
+#else
+  for (int i = 0; i < N; ++i) r.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+#endif
+  return r;
+}
+
 template <typename To, typename T, int N>
 SEER_INLINE To bit_cast(const Pack<T, N>& from) {
   To to;
@@ -132,14 +160,24 @@ SEER_INLINE UnsignedOf<Floats> load_halves(const void* from) {
   for (int i = 0; i < kVectors; ++i) {
     HalfPart part;
     memcpy(&part, static_cast<const char*>(from) + i * sizeof(part), sizeof(part));
+#if defined(__AVX512F__)
+    r.part[i] = (UnsignedOf<Floats>::Part)_mm512_cvtepu16_epi32((__m256i)part);
+#elif defined(__AVX2__)
+    r.part[i] = (UnsignedOf<Floats>::Part)_mm256_cvtepu16_epi32((__m128i)part);
+#else
     r.part[i] = __builtin_convertvector(part, UnsignedOf<Floats>::Part);
+#endif
   }
   return r;
 }
 
 SEER_INLINE void store_halves(void* to, const UnsignedOf<Floats>& v) {
   for (int i = 0; i < kVectors; ++i) {
+#if defined(__AVX512F__)
+    const HalfPart part = (HalfPart)_mm512_cvtepi32_epi16((__m512i)v.part[i]);
+#else
     const HalfPart part = __builtin_convertvector(v.part[i], HalfPart);
+#endif
     memcpy(static_cast<char*>(to) + i * sizeof(part), &part, sizeof(part));
   }
 }
@@ -167,14 +205,20 @@ SEER_INLINE Floats store_floats(Float16* to, const Floats& v) {
   return float16_to_float<Floats>(bits);
 }
 
-SEER_INLINE Floats absolute(const Floats& v) { return bit_cast<Floats>(bit_cast<UnsignedOf<Floats>>(v) & 0x7fffffffu); }
-
-SEER_INLINE Floats larger(const Floats& a, const Floats& b) { return select(a > b, a, b); }
-
 SEER_INLINE float largest(const Floats& v) {
-  float max = v.lane(0);
-  for (int i = 1; i < kFloats; ++i) max = v.lane(i) > max ? v.lane(i) : max;
-  return max;
+  Pack<float, 1> max = {{v.part[0]}};
+  for (int i = 1; i < kVectors; ++i) max = larger(Pack<float, 1>{{v.part[i]}}, max);
+  float result = max.lane(0);
+  for (int i = 1; i < max.kLanes; ++i) result = seer::larger(max.lane(i), result);
+  return result;
+}
+
+SEER_INLINE int32_t sum_of(const SignedOf<Floats>& v) {
+  Pack<int32_t, 1> sum = {{v.part[0]}};
+  for (int i = 1; i < kVectors; ++i) sum = sum + Pack<int32_t, 1>{{v.part[i]}};
+  int32_t result = 0;
+  for (int i = 0; i < sum.kLanes; ++i) result += sum.lane(i);
+  return result;
 }
 
 }  // namespace seer::cpu

@@ -33,7 +33,6 @@ static __global__ void __launch_bounds__(kThreads, 1)
     commit_tokens_kernel(const __grid_constant__ CommitTokensParams p, CommitCandidate* workspace) {
   SEER_SHARED(CommitCandidate, shared, kSharedCandidates);
   SEER_SHARED(int, counter, 1);
-  constexpr double kNaN = __builtin_nan("");
   for (int64_t b = blockIdx.x; b < p.B; b += gridDim.x) {
     const int64_t begin = clamped(p.cu_slots[b], p.N), stop = clamped(p.cu_slots[b + 1], p.N);
     const int64_t entries = stop > begin ? stop - begin : 0;
@@ -45,7 +44,7 @@ static __global__ void __launch_bounds__(kThreads, 1)
       const int64_t entry = begin + i, slot = p.slots[entry * p.slots_stride];
       if (i > 0) ascends = ascends && p.slots[(entry - 1) * p.slots_stride] < slot;
       if (slot < 0 || slot >= p.T || p.ids[slot * p.ids_stride] != p.mask_id) continue;
-      items[atomicAdd(&counter[0], 1)] = {p.confidence[entry], slot, entry};
+      items[atomicAdd(&counter[0], 1)] = {rank_key(p.confidence[entry]), slot, entry};
     }
     const bool may_repeat = __syncthreads_or(ascends ? 0 : 1) != 0;
     int64_t count = counter[0];
@@ -57,7 +56,7 @@ static __global__ void __launch_bounds__(kThreads, 1)
         const int64_t i = last + threadIdx.x;
         const bool repeated = i > 0 && i < count && items[i - 1].slot == items[i].slot;
         repeats += __syncthreads_count(repeated ? 1 : 0);
-        if (repeated) items[i] = {kNaN, INT64_MAX, items[i].entry};  // behind all others
+        if (repeated) items[i] = {0, INT64_MAX, items[i].entry};  // behind all others
         __syncthreads();
       }
       block_sort(items, count, ranks_before);
@@ -66,11 +65,12 @@ static __global__ void __launch_bounds__(kThreads, 1)
       block_sort(items, count, ranks_before);
     }
 
-    const double threshold = p.threshold.data ? p.threshold[b] : kNaN;
+    const double threshold = p.threshold.data ? p.threshold[b] : __builtin_nan("");
     int64_t writes = clamped(p.quota[b], count);
     if (threshold == threshold) {
+      const uint64_t least = rank_key(threshold);
       int64_t above = 0;
-      for (int64_t i = threadIdx.x; i < count; i += kThreads) above += items[i].confidence >= threshold ? 1 : 0;
+      for (int64_t i = threadIdx.x; i < count; i += kThreads) above += items[i].key >= least ? 1 : 0;
       above = team_sum<kThreads / kWarp>(above);
       writes = above > 0 || count == 0 ? above : 1;
     }

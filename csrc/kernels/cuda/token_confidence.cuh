@@ -61,8 +61,8 @@ __device__ __forceinline__ ConfidencePart summarize(const TokenConfidenceParams&
     } else {
       second = x > second ? x : second;
     }
-    const double d = static_cast<double>(x) - static_cast<double>(max);
-    const double e = exp_below_max(d);
+    const double d = static_cast<double>(x == max ? -kInfinity : x) - static_cast<double>(max);
+    const double e = exp_nonpositive_double(d);
     others += e;
     if (kEntropy) weighted += weighted_exp(d, e);
   }

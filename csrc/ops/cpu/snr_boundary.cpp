@@ -1,7 +1,6 @@
 #include "ops/snr_boundary.h"
 
 #include "common.h"
-#include "kernels/cpu/snr_boundary.h"
 
 namespace seer::cpu {
 
@@ -9,12 +8,16 @@ std::tuple<Tensor, Tensor> snr_boundary_op(Tensor sparsity, std::optional<Tensor
                                            double min_snr, double plateau, double min_jump, int64_t min_keep) {
   SnrBoundaryParams p = make_snr_boundary_params(sparsity, lengths, window, min_snr, plateau, min_jump, min_keep);
   check_snr_boundary_values(p);
+  const IsaKernels& kernels = isa_kernels_or_fail("snr_boundary");
   Tensor boundary = new_output(sparsity, {p.B}, ScalarType::Int);
   Tensor snr = new_output(sparsity, {p.B}, ScalarType::Float);
   p.boundary = boundary.mutable_data_ptr<int32_t>();
   p.snr = snr.mutable_data_ptr<float>();
   torch::stable::parallel_for(0, p.B, rows_per_task(p.G * std::min(p.G, 2 * std::min(p.window, p.G))),
-                              [&](int64_t begin, int64_t end) { snr_boundary(p, begin, end); });
+                              [&](int64_t begin, int64_t end) {
+                                std::vector<double> workspace(4 * p.G);
+                                kernels.snr_boundary(p, workspace.data(), begin, end);
+                              });
   return {boundary, snr};
 }
 
