@@ -1,8 +1,8 @@
 """The CPU kernels and their bindings under AddressSanitizer and UndefinedBehaviorSanitizer: the tests beside this one
 run again, in a process of their own, with an extension built for it.
 
-Left out are the tests of compilation, which is the same for any kernel, and of CUDA graphs. SEER_NO_EMULATOR=1 skips these tests as it does
-those of the emulator; without it, a missing compiler or sanitizer fails them.
+Left out are the tests of compilation, which is the same for any kernel, and of CUDA graphs. SEER_NO_EMULATOR=1 skips
+these tests as it does those of the emulator; without it, a missing compiler or sanitizer fails them.
 """
 
 import hashlib
