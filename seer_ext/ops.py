@@ -247,8 +247,8 @@ def commit_tokens(
 
     ids: `[T]` int64. slots: `[N]` int64, index into ids (negative: skipped); rows share no slot, and a slot
     listed twice counts once, at its best entry. token: `[N]` int64. confidence: `[N]`, also float64.
-    cu_slots: `[B+1]`, entries of each row in those, never falling (where they fall, CUDA rows overlap, and which of them
-    writes a slot is undefined). quota: `[B]`, tokens to write (none at 0 or below).
+    cu_slots: `[B+1]`, entries of each row in those, never falling (where they fall, CUDA rows overlap, and which of
+    them writes a slot is undefined). quota: `[B]`, tokens to write (none at 0 or below).
     mask_id: only slots that still hold it take part. threshold: `[B]` or None; where it isn't NaN, every
     token at or above it is written, at least the best, and quota is ignored.
     Ties go to the lowest slot, NaN confidence comes last.
