@@ -31,13 +31,13 @@ from seer_dllm.backbone import Backbone
 from seer_dllm.config import CACHES, ModelConfig
 from seer_dllm.costs import CostModel, PathCost
 from seer_dllm.demo import data, model_folder
-from seer_dllm.demo.report import markdown
 from seer_dllm.denoise import Loop
 from seer_dllm.engine import Engine, Request
 from seer_dllm.families import FAMILIES
 from seer_dllm.groups import Routing
 from seer_dllm.measure import SHAPES, measure
 from seer_dllm.router import Limits, padding_waste
+from seer_dllm.tables import markdown
 
 LIMITS = Limits(max_rows=256, max_tokens=1 << 17, max_length=4096)
 KEPT: dict[

@@ -22,8 +22,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from seer_dllm import GenerationConfig, Model, Result, Truncation, generate, load
+from seer_dllm.comparison import CutCounts
 from seer_dllm.demo import data, model_folder
-from seer_dllm.demo.scoring import CutCounts, exact, score, table
+from seer_dllm.demo.scoring import exact, score, table
 from seer_dllm.detection import kept_window
 
 WAYS = {

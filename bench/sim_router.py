@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from seer_dllm.costs import PATHS, CostModel, Measurement
-from seer_dllm.demo.report import markdown
 from seer_dllm.router import Limits, RowSize, padding_waste, route
+from seer_dllm.tables import markdown
 
 LIMITS = Limits(max_rows=256, max_tokens=65536, max_length=4096)
 KEPT = {  # kept window of a row, in slots; multiples of 8 as the cut makes them

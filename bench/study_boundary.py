@@ -21,7 +21,8 @@ from PIL import Image
 
 from seer_dllm import GenerationConfig, Model, Profile, Truncation, generate, load
 from seer_dllm.demo import data, model_folder
-from seer_dllm.demo.report import markdown, percent, round_up
+from seer_dllm.demo.report import round_up
+from seer_dllm.tables import markdown, percent
 from seer_ext import ops
 
 SEED, BATCH, WINDOWS, MARGINS = 5, 18, (128, 256), (0, 3, 8)

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from seer_dllm import Profile, load
+from seer_dllm.comparison import CutCounts
 from seer_dllm.demo import data, evaluate, model_folder
 from seer_dllm.demo.questions import KINDS
-from seer_dllm.demo.report import markdown, mean, percent
-from seer_dllm.demo.scoring import CutCounts
+from seer_dllm.tables import markdown, mean, percent
 
 SETTING = evaluate.Setting(window=128, steps=32, block=128, cache="none")
 

@@ -22,11 +22,11 @@ from seer_dllm import Model
 from seer_dllm.api import prepare
 from seer_dllm.backbone import Probe
 from seer_dllm.canvas import Canvas, prefill
+from seer_dllm.comparison import CutCounts
 from seer_dllm.demo import evaluate, model_folder
-from seer_dllm.demo.report import markdown, mean, percent
-from seer_dllm.demo.scoring import CutCounts
 from seer_dllm.detection import find_boundary
 from seer_dllm.search import clopper_pearson
+from seer_dllm.tables import markdown, mean, percent
 
 CONFIDENCE = 0.95
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from seer_dllm.backbone import Backbone
 from seer_dllm.chat import prompt_ids
@@ -84,6 +84,13 @@ class Model:
     end_ids: tuple[int, ...]
     profile: Profile
     system_prompt: str | None = "default"
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those whose weights an answer depends on."""
+        backbone = self.backbone if isinstance(self.backbone, nn.Module) else self.backbone.model
+        vision = self.vision.encoder if isinstance(self.vision, PictureCodes) else self.vision
+        return [backbone] if vision is None else [backbone, vision]
 
     def encode(self, text: str) -> list[int]:
         if self.tokenizer is None:

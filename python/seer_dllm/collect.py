@@ -201,8 +201,7 @@ class Collector:
 
     def collect(self, samples: Sequence[Sample], work: Path) -> Measured:
         """Run what is missing in the journal `work`, and return everything."""
-        module = self.backbone if isinstance(self.backbone, torch.nn.Module) else self.backbone.model
-        owner = f"{weights_signature(module)}; {asdict(self.config)}; samples {fingerprint(samples)}"
+        owner = f"{weights_signature(self.model.modules)}; {asdict(self.config)}; samples {fingerprint(samples)}"
         lines = read_journal(work, owner, "work")
         if not lines:
             lines = [{"thresholds": self.thresholds(samples)}]

@@ -9,20 +9,57 @@ then an exact bound on the share of pictures with any difference is given instea
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from seer_dllm.demo.report import markdown, percent
-from seer_dllm.demo.scoring import CutCounts
 from seer_dllm.search import clopper_pearson
+from seer_dllm.tables import markdown, percent
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 SEED = 20265
 SUMS = ("useful_tokens", "window_tokens", "prompt_tokens", "steps", "forwards", "token_forwards", "seconds")
+
+
+@dataclass
+class CutCounts:
+    """What became of rows that could be cut, against stock's answers to the same questions.
+
+    early: boundaries before the end of stock's answer. net_early, net_late: rows whose window grew again.
+    lost: answers that their final window had no room for, so cut and not caught. shorter: shorter than stock's though
+    there was room. same: rows with stock's ids.
+    """
+
+    rows: int = 0
+    cut: int = 0
+    early: int = 0
+    net_early: int = 0
+    net_late: int = 0
+    lost: int = 0
+    shorter: int = 0
+    same: int = 0
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Any, Any]]) -> CutCounts:
+        """From ``(row, stock's row)`` pairs; both have the fields of `Result`."""
+        counts = cls()
+        for row, stock in pairs:
+            counts.rows += 1
+            counts.same += row.ids == stock.ids
+            if not row.truncated:
+                continue
+            counts.cut += 1
+            counts.early += row.boundary < stock.useful_tokens
+            counts.net_early += row.net_early > 0
+            counts.net_late += row.net_late > 0
+            no_room = row.window_tokens < stock.useful_tokens
+            counts.lost += stock.finish_reason == "end" and (no_room or row.finish_reason == "length")
+            counts.shorter += row.useful_tokens < stock.useful_tokens and not no_room
+        return counts
 
 
 def bootstrap(values: Sequence[float], clusters: Sequence[Hashable], seed: int = SEED) -> tuple[float, float] | None:

@@ -115,7 +115,7 @@ def answer(
     check_questions(model, samples)
     truncation = truncation.resolved(config.cache, model.profile)
     where = f"{model.backbone.device}, {model.backbone.dtype}, {torch.get_num_threads()} threads"
-    owner = f"{weights_signature(model.backbone)}; {asdict(config)}; {asdict(truncation)}; batch {batch}; {where}"
+    owner = f"{weights_signature(model.modules)}; {asdict(config)}; {asdict(truncation)}; batch {batch}; {where}"
     try:
         done = {made.key: made for made in (Answer(**line) for line in read_journal(file, owner, "out"))}
     except TypeError as error:

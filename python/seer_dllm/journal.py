@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ def append_journal(file: Path, model: str, lines: Iterable[dict[str, Any]]) -> N
         out.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def weights_signature(weights: nn.Module) -> str:
+def weights_signature(modules: Iterable[nn.Module]) -> str:
     """A few figures that change with any training: parameters, and the sum and the norm of the weights."""
     total = square = 0.0
     count = 0
-    for p in weights.parameters():
+    for p in chain.from_iterable(module.parameters() for module in modules):
         values = p.detach().double()
         count, total, square = count + p.numel(), total + float(values.sum()), square + float(values.square().sum())
     return f"{count} parameters, sum {total:.6f}, norm {square**0.5:.6f}"

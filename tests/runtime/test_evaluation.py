@@ -5,13 +5,15 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 from PIL import Image
 from scripted import llada
 
 from seer_dllm import GenerationConfig, Truncation, api, evaluation
 from seer_dllm.cli import main
 from seer_dllm.collect import Sample, read_samples
-from seer_dllm.evaluation import Answer, prediction_of
+from seer_dllm.demo import model_folder
+from seer_dllm.evaluation import Answer, answer, built_in, prediction_of
 
 # ---- answers ---------------------------------------------------------------------------------------------
 
@@ -210,9 +212,19 @@ def test_an_evaluation_goes_on_where_it_stopped(tmp_path, capsys):
         assert "must belong to this model" in capsys.readouterr().err
 
 
+def test_a_journal_belongs_to_the_picture_encoder_too(tmp_path):
+    model, other = (api.load(model_folder()) for _ in range(2))
+    with torch.no_grad():
+        next(other.vision.parameters()).add_(1)
+    samples = built_in(1)
+    settings = {"config": GenerationConfig(window=8, steps=1), "truncation": Truncation()}
+    answer(model, samples, tmp_path / "answers.jsonl", **settings)
+    with pytest.raises(ValueError, match="must belong to this model"):
+        answer(other, samples, tmp_path / "answers.jsonl", **settings)
+
+
 def test_scores_are_those_of_the_answers(tmp_path, capsys):
     """Against `generate` and the sheets' truth; the same question again, and one about no picture, are rows too."""
-    from seer_dllm.demo import model_folder
     from seer_dllm.demo.evaluate import questions
 
     entries, truths = [], []

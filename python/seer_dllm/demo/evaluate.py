@@ -143,7 +143,7 @@ def read(file: Path, signature: str) -> list[Record]:
 def evaluate(folder: Path, file: Path, tasks: Sequence[Task]) -> tuple[list[Record], Model]:
     """Run what of these tasks is missing in `file`, and return all its records and the model."""
     model = load(folder)
-    signature = f"{weights_signature(model.backbone)}; {model.profile}; {DRAWN} questions each of seed {SEED} on"
+    signature = f"{weights_signature(model.modules)}; {model.profile}; {DRAWN} questions each of seed {SEED} on"
     records = read(file, signature)
     asked = questions(max(task.questions for task in tasks))
     done = {(r.setting, r.run, r.index) for r in records}

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from seer_dllm.comparison import CutCounts
 from seer_dllm.demo import data
 from seer_dllm.demo.evaluate import BASE, RUNS, WINDOWS, Record, Setting
 from seer_dllm.demo.questions import KINDS
-from seer_dllm.demo.scoring import CutCounts
+from seer_dllm.tables import decimal, markdown, mean, percent
 
 CONTROL_SEED, CONTROL_ANSWERS = 77, 9000
 ROUND = 8  # kept windows are multiples of it (`plan_keep`), so those of the controls are too
@@ -39,24 +40,6 @@ def select(records: Iterable[Record], setting: Setting) -> dict[str, list[Record
 
 def settings(records: Iterable[Record]) -> list[Setting]:
     return list(dict.fromkeys(r.setting for r in records))
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if np.isfinite(share) else "-"
-
-
-def decimal(value: float) -> str:
-    return f"{value:.3f}" if np.isfinite(value) else "-"
-
-
-def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return float(np.mean(values)) if values else float("nan")
 
 
 def accuracy(records: Sequence[Record]) -> str:
