@@ -3,9 +3,10 @@
     python bench/bench_batch.py --out bench/results/bench_batch.md
     python bench/bench_batch.py --quick
 
-Rows have windows of different lengths, as cuts leave them, one slot in two written a step. Every way answers the same
-rows; medians of interleaved repeats, and ratios within the run. "8B shapes" is a backbone with layers of LLaDA-8B's
-sizes, few of them and of random weights, so that costs have the right proportions.
+Rows have windows of different lengths, as cuts leave them, and write `--slots` slots a step. Every way answers the same
+rows; medians of interleaved repeats, and ratios within the run. The file of `--out` is renewed with every line. "8B
+shapes" is a backbone with layers of LLaDA-8B's sizes, few of them and of random weights, so that costs have the right
+proportions.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -39,6 +42,7 @@ from seer_dllm.measure import SHAPES, measure
 from seer_dllm.router import Limits, padding_waste
 from seer_dllm.tables import markdown
 
+PROMPTS = 60, 110
 LIMITS = Limits(max_rows=256, max_tokens=1 << 17, max_length=4096)
 KEPT: dict[
     str, Callable[[random.Random, int], int]
@@ -63,6 +67,7 @@ class Batch:
     prompts: list[torch.Tensor]
     kept: list[int]
     cache: str
+    slots: int  # written a step
 
     def rows(self, windows: list[int], steps: list[int]):
         """As `generate` makes them, of these windows and steps."""
@@ -73,10 +78,10 @@ class Batch:
 
     def seconds(self, way: str, costs: CostModel) -> tuple[float, list[list[int]]]:
         """Time of a whole run, and what was written."""
-        size, own, most = len(self.kept), [max(1, n // 2) for n in self.kept], max(self.kept)
+        size, own, most = len(self.kept), [max(1, n // self.slots) for n in self.kept], max(self.kept)
         windows, steps = self.kept, own
         if way == "stock window":
-            windows, steps = [self.longest] * size, [self.longest // 2] * size
+            windows, steps = [self.longest] * size, [self.longest // self.slots] * size
         elif way.startswith("pad"):
             windows, steps = [most] * size, own if "early" in way else [max(own)] * size
         routing = {
@@ -106,11 +111,11 @@ def shapes_of_8b(layers: int) -> Model:
     return Model(FAMILIES[0], backbone, None, None, (1022,), Profile())
 
 
-def batch_of(model: Model, longest: int, kept: list[int], cache: str, seed: int, prompts: tuple[int, int]) -> Batch:
-    size, draw = model.backbone.config.hidden_size, random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
+def batch_of(model: Model, kept: list[int], cache: str, args, prompts: tuple[int, int]) -> Batch:
+    size, seed = model.backbone.config.hidden_size, len(kept)
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     given = [torch.randn(draw.randint(*prompts), size, generator=generator) for _ in kept]
-    return Batch(model, longest, given, kept, cache)
+    return Batch(model, args.longest, given, kept, cache, args.slots)
 
 
 def demo_windows(model: Model, longest: int, count: int) -> list[int]:
@@ -123,42 +128,82 @@ def demo_windows(model: Model, longest: int, count: int) -> list[int]:
     return [found[i % len(found)] for i in range(count)]
 
 
-def compare(name: str, model: Model, costs: CostModel, args, prompts: tuple[int, int]) -> tuple[list, dict]:
-    """A line per cache, distribution and batch size, and the ratios of the router by what they are to."""
-    lines, ratios = [], {}
-    longest = args.longest
+class Line(NamedTuple):
+    """One batch: medians of seconds by way, and the rows whose tokens depend on the way."""
+
+    cache: str
+    distribution: str
+    kept: list[int]
+    seconds: dict[str, float]
+    differing: int
+
+    @property
+    def behind(self) -> float:
+        """The router's time over the best single path's."""
+        return self.seconds["router"] / min(self.seconds[way] for way in ("one packed", "static", "varlen"))
+
+    def gain(self, way: str) -> float:
+        return self.seconds["pad to longest"] / self.seconds[way]
+
+    def cells(self) -> list[str]:
+        waste, pad = padding_waste(self.kept), self.seconds["pad to longest"]
+        gains = (f"{self.gain(way):.2f}x" for way in self.seconds)
+        head = [self.cache, self.distribution, str(len(self.kept)), f"{waste:.2f}", f"{pad:.3f}"]
+        return [*head, *gains, f"{self.behind:.3f}", str(self.differing)]
+
+
+def compare(model: Model, costs: CostModel, args, prompts: tuple[int, int], sizes: list[int]) -> Iterator[Line]:
+    """A line per cache, distribution and batch size."""
 
     def drawn(make: Callable, size: int) -> list[int]:
         draw = random.Random(size)
-        return [8 * make(draw, longest // 8) for _ in range(size)]
+        return [8 * make(draw, args.longest // 8) for _ in range(size)]
 
     kept = {d: partial(drawn, make) for d, make in KEPT.items()}
-    if name == "demo":
-        kept["demo's boundaries"] = partial(demo_windows, model, longest)
+    if model.vision is not None:
+        kept["demo's boundaries"] = partial(demo_windows, model, args.longest)
     chosen = {d: make for d, make in kept.items() if args.lengths is None or d.split()[0] in args.lengths}
-    for cache in args.cache:
-        for distribution, windows in chosen.items():
-            for size in args.batch:
-                batch = batch_of(model, longest, windows(size), cache, size, prompts)
-                times = {way: [] for way in args.ways}
-                for _ in range(args.repeats):
-                    answers = {}
-                    for way in args.ways:
-                        seconds, answers[way] = batch.seconds(way, costs)
-                        times[way].append(seconds)
-                    same = [answers[way] for way in SAME if way in answers]
-                differing = sum(len({tuple(ids) for ids in row}) > 1 for row in zip(*same, strict=True))
-                took = {way: median(t) for way, t in times.items()}
-                single = min(took[way] for way in ("one packed", "static", "varlen"))
-                pad = took["pad to longest"]
-                waste = padding_waste(batch.kept)
-                cells = [name, cache, distribution, size, f"{waste:.2f}", f"{pad:.3f}"]
-                lines.append([*cells, *(f"{pad / took[w]:.2f}x" for w in args.ways), f"{took['router'] / single:.3f}"])
-                lines[-1].append(differing)
-                ratios.setdefault(("router / best single path", cache), []).append(took["router"] / single)
-                ratios.setdefault((f"pad to longest / router, {distribution}", cache), []).append(pad / took["router"])
-                print(" | ".join(map(str, lines[-1])), flush=True)
-    return lines, ratios
+    for cache, (distribution, windows), size in product(args.cache, chosen.items(), sizes):
+        batch = batch_of(model, windows(size), cache, args, prompts)
+        times: dict[str, list[float]] = {way: [] for way in args.ways}
+        for _ in range(args.repeats):
+            answers = {}
+            for way in args.ways:
+                seconds, answers[way] = batch.seconds(way, costs)
+                times[way].append(seconds)
+        same = [answers[way] for way in SAME if way in answers]
+        differing = sum(len({tuple(ids) for ids in row}) > 1 for row in zip(*same, strict=True))
+        yield Line(cache, distribution, batch.kept, {way: median(t) for way, t in times.items()}, differing)
+
+
+def tables(lines: list[Line], ways: list[str]) -> str:
+    """The ratios by what they are to, and all lines."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for line in lines:
+        ratios.setdefault(("router / best single path", line.cache), []).append(line.behind)
+        gain = f"pad to longest / router, {line.distribution}"
+        ratios.setdefault((gain, line.cache), []).append(line.gain("router"))
+    summary = [
+        [what, cache, f"{math.exp(sum(map(math.log, r)) / len(r)):.3f}", f"{min(r):.3f}", f"{max(r):.3f}"]
+        for (what, cache), r in sorted(ratios.items())
+    ]
+    head = [
+        "cache",
+        "kept windows",
+        "rows",
+        "PWR",
+        "pad to longest, s",
+        *ways,
+        "router / best single",
+        "rows that differ",
+    ]
+    return "\n\n".join(
+        [
+            markdown(["ratio", "cache", "geometric mean", "least", "most"], summary),
+            "Speed against padding to the longest, and the router's time over the best single path's:",
+            markdown(head, [line.cells() for line in lines]),
+        ]
+    )
 
 
 def throughput(model: Model, longest: int, count: int, max_batch: int) -> str:
@@ -195,61 +240,75 @@ def throughput(model: Model, longest: int, count: int, max_batch: int) -> str:
             f"## {count} mixed requests of the demo model\n\nWindows of {longest} and {longest // 2}, a slot a step, "
             f"no cache, {max_batch} at once.",
             markdown(head, rows),
-            f"Engine: {stats}",
+            markdown(["engine", ""], [[name.replace("_", " "), shown(value)] for name, value in asdict(stats).items()]),
         ]
     )
+
+
+def shown(value) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(v)}" for name, v in value.items())
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
+    parser.add_argument("--batch-8b", type=int, nargs="*", default=[1, 4, 16], help="of the 8B shapes; none: left out")
     parser.add_argument("--cache", nargs="+", default=list(CACHES), choices=CACHES)
     parser.add_argument("--lengths", nargs="+", help="first words of distributions; default: all")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--longest", type=int, default=128, help="slots of the full window")
+    parser.add_argument("--slots", type=int, default=2, help="written a step")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--layers", type=int, default=2, help="of the 8B shapes; 0 leaves them out")
-    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2, help="of the 8B shapes")
+    parser.add_argument("--requests", type=int, default=256, help="of the demo model, mixed; 0 leaves them out")
     parser.add_argument("--quick", action="store_true", help="one size and cache, short windows, no 8B shapes")
     parser.add_argument("--out", type=Path, help="write the tables here")
     args = parser.parse_args()
+    if missing := {"pad to longest", "one packed", "static", "varlen", "router"} - set(args.ways):
+        parser.error(f"--ways must hold what the router is compared with, {', '.join(sorted(missing))} is missing")
     warnings.simplefilter("ignore")  # the prompt cache is an approximation for the 8B shapes' family
     if args.quick:
-        args.batch, args.cache, args.longest, args.repeats = [8], ["prompt"], 64, 3
-        args.layers, args.requests = 0, 12
-    models = {"demo": (load(model_folder()), (60, 110))}
-    if args.layers:
-        models[f"8B shapes, {args.layers} layers"] = shapes_of_8b(args.layers), (60, 110)
+        args.batch, args.batch_8b, args.cache, args.longest = [8], [], ["prompt"], 64
+        args.repeats, args.requests = 3, 12
     machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
-    parts = [f"# Ragged batches\n\n{machine}; times are medians of {args.repeats} interleaved repeats."]
-    for name, (model, prompts) in models.items():
+    parts = [
+        f"# Ragged batches\n\n{machine}; times are medians of {args.repeats} interleaved repeats; full windows of "
+        f"{args.longest} slots, {args.slots} written a step; prompts of {PROMPTS[0]} to {PROMPTS[1]} tokens."
+    ]
+    models = {"demo": (lambda: load(model_folder()), args.batch)}
+    if args.batch_8b:
+        models[f"8B shapes, {args.layers} layers"] = partial(shapes_of_8b, args.layers), args.batch_8b
+
+    def write(*more: str) -> None:
+        if args.out is not None:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text("\n\n".join([*parts, *more]) + "\n")
+
+    for name, (make, sizes) in models.items():
+        model = make()
         backbone = model.backbone
         most = 2048 if name == "demo" else 128  # tokens of a measurement, as a CPU takes seconds for more
-        sizes = [shape for shape in SHAPES if shape[0] * shape[1] <= most]
-        found = measure(backbone, sizes, repeats=args.repeats)
+        shapes = [shape for shape in SHAPES if shape[0] * shape[1] <= most]
+        found = measure(backbone, shapes, repeats=args.repeats)
         costs = CostModel.fit(found, "measured at start-up")
         error = costs.error(found)
-        lines, ratios = compare(name, model, costs, args, prompts)
-        summary = [
-            [what, cache, f"{math.exp(sum(map(math.log, r)) / len(r)):.3f}", f"{min(r):.3f}", f"{max(r):.3f}"]
-            for (what, cache), r in sorted(ratios.items())
-        ]
-        head = ["model", "cache", "kept windows", "rows", "PWR", "pad to longest, s", *args.ways]
-        parts += [
-            f"## {name}\n\n{backbone.dtype}, {library('cpu', backbone.dtype)[0]}. Prompts of {prompts[0]} to "
-            f"{prompts[1]} tokens. Cost model: error {100 * error.median:.1f} % median, {100 * error.worst:.1f} % at "
-            f"worst of what it was fitted to.\n\n{costs}",
-            markdown(["ratio", "cache", "geometric mean", "least", "most"], summary),
-            "Speed against padding to the longest, and the router's time over the best single path's:",
-            markdown([*head, "router / best single", "rows that differ"], lines),
-        ]
+        about = (
+            f"## {name}\n\n{backbone.dtype}, {library('cpu', backbone.dtype)[0]}. Cost model: error "
+            f"{100 * error.median:.1f} % median, {100 * error.worst:.1f} % at worst of what it "
+            f"was fitted to.\n\n{costs}"
+        )
+        lines: list[Line] = []
+        for line in compare(model, costs, args, PROMPTS, sizes):
+            lines.append(line)
+            print(name, *line.cells(), sep=" | ", flush=True)
+            write(about, tables(lines, args.ways))
+        parts += [about, tables(lines, args.ways)]
     if args.requests:
-        parts.append(throughput(models["demo"][0], args.longest, args.requests, 32))
-    text = "\n\n".join(parts)
-    print(text)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
+        parts.append(throughput(load(model_folder()), args.longest, args.requests, 32))
+    write()
+    print("\n\n".join(parts))
 
 
 if __name__ == "__main__":
