@@ -66,18 +66,18 @@ class Worker:
         )
 
     def _end(self, hangs: bool) -> str:
-        self.process.kill()
-        status = self.process.wait()
-        self.process = None
-        self.errors.seek(0)
-        report = "".join(self.errors.readlines()[:60])
-        self.errors.close()
+        status, report = self.close()
         return f"no answer within {TIMEOUT} s" if hangs else f"the worker ended with status {status}\n{report}"
 
-    def close(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+    def close(self) -> tuple[int, str]:
+        """Status of the process and the head of what it wrote to stderr."""
+        process, self.process = self.process, None
+        process.kill()
+        with contextlib.suppress(BrokenPipeError), process:  # closes the pipes; a call may never have got through
+            status = process.wait()
+        with self.errors:
+            self.errors.seek(0)
+            return status, "".join(self.errors.readlines()[:60])
 
 
 started: dict[str, Worker] = {}  # by mode
@@ -94,7 +94,8 @@ def workers():
 
     yield worker
     for one in started.values():
-        one.close()
+        if one.process is not None:
+            one.close()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
