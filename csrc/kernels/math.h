@@ -50,12 +50,11 @@ SEER_INLINE float log_positive(float x) {
 }
 
 // exp(x) for x <= 0 in double, within 5e-16 relative; exactly 1 at 0, exactly 0 below -708 (no denormal arises) and for
-// NaN. As the float version, with a polynomial that is fitted to 2e-17.
+// NaN. As the float version, with a polynomial that is fitted to 2e-17. Out of range it has no meaning, and is dropped.
 template <typename F>
 SEER_INLINE F exp_nonpositive_double(F x) {
   using Bits = UnsignedOf<F>;
   const auto in_range = x >= -708.0;
-  x = larger(x, splat<F>(-708.0));
   const F shifted = x * 1.4426950408889634 + 0x1.8p52;
   const F n = shifted - 0x1.8p52;
   const F r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;

@@ -57,16 +57,28 @@ bool check_commit_tokens_values(const CommitTokensParams& p) {
   check_offsets(op, "cu_slots", p.cu_slots, p.B);
   SEER_CHECK(p.cu_slots[p.B] <= p.N, op, "cu_slots", text("end at or before N=", p.N), p.cu_slots[p.B]);
   const int64_t entries = p.cu_slots[p.B];
-  int64_t last = -1;
-  bool ascend = true;
-  for (int64_t i = 0; i < entries; ++i) {
-    const int64_t slot = p.slots[i * p.slots_stride];
-    if (slot < 0) continue;
+  const auto slot_of = [&](int64_t entry) {
+    const int64_t slot = p.slots[entry * p.slots_stride];
     SEER_CHECK(slot < p.T, op, "slots", text("be below T=", p.T), slot);
-    ascend = ascend && slot > last;
+    return slot;
+  };
+  int64_t entry = 0;
+  for (int64_t last = -1; entry < entries; ++entry) {  // most callers list them in order
+    const int64_t slot = slot_of(entry);
+    if (slot < 0) continue;
+    if (slot <= last) break;
     last = slot;
   }
-  if (ascend) return false;
+  if (entry == entries) return false;
+  std::vector<uint8_t> listed(p.T);  // one that no entry lists again is in one row, and once
+  bool again = false;
+  for (entry = 0; entry < entries; ++entry) {
+    const int64_t slot = slot_of(entry);
+    if (slot < 0) continue;
+    again |= listed[slot] != 0;
+    listed[slot] = 1;
+  }
+  if (!again) return false;
   std::vector<int32_t> owner(p.T, -1);  // the row that lists a slot
   bool repeats = false;
   for (int64_t b = 0; b < p.B; ++b) {

@@ -7,16 +7,19 @@
 namespace seer::cpu::confidence {
 
 constexpr int kTile = kConfidenceTile;  // a tile and its scores take 8 KiB
-using Doubles = Pack<double, 8>;
+using Doubles = Pack<double, kVectors>;
 constexpr int kParts = kConfidenceLanes / Doubles::kPartLanes;  // vectors that hold the lanes' sums
 
 SEER_INLINE Doubles load_doubles(const float* from) {
-  typedef float Part __attribute__((vector_size(kVectorBytes / 2)));
   Doubles r;
-  for (int i = 0; i < Doubles::kLanes / Doubles::kPartLanes; ++i) {
-    Part part;
-    memcpy(&part, from + i * Doubles::kPartLanes, sizeof(part));
-    r.part[i] = __builtin_convertvector(part, Doubles::Part);
+  for (int i = 0; i < kVectors; ++i) {
+#if defined(__AVX512F__)
+    r.part[i] = _mm512_cvtps_pd(_mm256_loadu_ps(from + i * Doubles::kPartLanes));
+#elif defined(__AVX2__)
+    r.part[i] = _mm256_cvtps_pd(_mm_loadu_ps(from + i * Doubles::kPartLanes));
+#else
+    for (int j = 0; j < Doubles::kPartLanes; ++j) r.part[i][j] = from[i * Doubles::kPartLanes + j];
+#endif
   }
   return r;
 }
@@ -59,11 +62,11 @@ SEER_INLINE int index_of(const float* tile, float value) {
 
 // Puts -inf for all places of a value and returns how many there were.
 SEER_INLINE int take_out(float* tile, float value) {
-  SignedOf<Floats> minus = {};  // a true comparison is -1
+  SignedOf<OneVector> minus = {};  // a true comparison is -1
   for (int i = 0; i < kTile; i += kFloats) {
     const Floats x = load_floats(tile + i);
     const SignedOf<Floats> equal = x == value;
-    minus = minus + equal;
+    minus = minus + sum_of_vectors(equal);
     store(tile + i, select(equal, splat<Floats>(-kInfinity), x));
   }
   return -sum_of(minus);
@@ -71,7 +74,7 @@ SEER_INLINE int take_out(float* tile, float value) {
 
 // The values from lane `first` on to the lanes' sums, in ascending order: a pack may hold several of a lane's.
 SEER_INLINE void add_to_lanes(const Doubles& values, int first, Doubles::Part* sums) {
-  for (int i = 0; i < Doubles::kLanes / Doubles::kPartLanes; ++i) {
+  for (int i = 0; i < kVectors; ++i) {
     sums[(first / Doubles::kPartLanes + i) % kParts] += values.part[i];
   }
 }

@@ -15,18 +15,20 @@ namespace seer::cpu {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
-constexpr int kVectors = 8;  // of floats in a pack
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
-constexpr int kVectors = 4;
 #else
 constexpr int kVectorBytes = 16;
-constexpr int kVectors = 4;
 #endif
+constexpr int kVectors = 8;  // of a pack: enough for its longest chains, though some values leave the registers
 
 template <typename T, int N>
 struct Pack {
   typedef T Part __attribute__((vector_size(kVectorBytes)));
+  // At any address. A memcpy may become several narrower moves, which the load of the whole then waits for.
+  struct __attribute__((packed, may_alias)) Memory {
+    Part part;
+  };
   static constexpr int kPartLanes = kVectorBytes / sizeof(T);
   static constexpr int kLanes = N * kPartLanes;
 
@@ -143,23 +145,27 @@ constexpr int kFloats = Floats::kLanes;
 template <typename T, int N>
 SEER_INLINE Pack<T, N> load(const T* from) {
   Pack<T, N> r;
-  for (int i = 0; i < N; ++i) memcpy(&r.part[i], from + i * Pack<T, N>::kPartLanes, kVectorBytes);
+  const auto* parts = reinterpret_cast<const typename Pack<T, N>::Memory*>(from);
+  for (int i = 0; i < N; ++i) r.part[i] = parts[i].part;
   return r;
 }
 
 template <typename T, int N>
 SEER_INLINE void store(T* to, const Pack<T, N>& v) {
-  for (int i = 0; i < N; ++i) memcpy(to + i * Pack<T, N>::kPartLanes, &v.part[i], kVectorBytes);
+  auto* parts = reinterpret_cast<typename Pack<T, N>::Memory*>(to);
+  for (int i = 0; i < N; ++i) parts[i].part = v.part[i];
 }
 
 // As many numbers of half the width, in memory.
 typedef uint16_t HalfPart __attribute__((vector_size(kVectorBytes / 2)));
+struct __attribute__((packed, may_alias)) HalfMemory {
+  HalfPart part;
+};
 
 SEER_INLINE UnsignedOf<Floats> load_halves(const void* from) {
   UnsignedOf<Floats> r;
   for (int i = 0; i < kVectors; ++i) {
-    HalfPart part;
-    memcpy(&part, static_cast<const char*>(from) + i * sizeof(part), sizeof(part));
+    const HalfPart part = static_cast<const HalfMemory*>(from)[i].part;
 #if defined(__AVX512F__)
     r.part[i] = (UnsignedOf<Floats>::Part)_mm512_cvtepu16_epi32((__m256i)part);
 #elif defined(__AVX2__)
@@ -171,54 +177,97 @@ SEER_INLINE UnsignedOf<Floats> load_halves(const void* from) {
   return r;
 }
 
-SEER_INLINE void store_halves(void* to, const UnsignedOf<Floats>& v) {
-  for (int i = 0; i < kVectors; ++i) {
-#if defined(__AVX512F__)
-    const HalfPart part = (HalfPart)_mm512_cvtepi32_epi16((__m512i)v.part[i]);
-#else
-    const HalfPart part = __builtin_convertvector(v.part[i], HalfPart);
-#endif
-    memcpy(static_cast<char*>(to) + i * sizeof(part), &part, sizeof(part));
-  }
-}
-
 // kFloats elements, widened as to_float does.
 SEER_INLINE Floats load_floats(const float* from) { return load<float, kVectors>(from); }
 SEER_INLINE Floats load_floats(const BFloat16* from) { return bfloat16_to_float<Floats>(load_halves(from)); }
 SEER_INLINE Floats load_floats(const Float16* from) { return float16_to_float<Floats>(load_halves(from)); }
 
-// Stores kFloats elements, rounded as from_float does, and returns what they are now.
-SEER_INLINE Floats store_floats(float* to, const Floats& v) {
+// ---- for loops to which the order of a pack's lanes is all the same ----
+
+using OneVector = Pack<float, 1>;
+using Bits = UnsignedOf<OneVector>;
+
+template <typename Half>
+SEER_INLINE OneVector widened(const Bits& bits);
+
+template <>
+SEER_INLINE OneVector widened<BFloat16>(const Bits& bits) {
+  return bfloat16_to_float<OneVector>(bits);
+}
+
+template <>
+SEER_INLINE OneVector widened<Float16>(const Bits& bits) {
+  return float16_to_float<OneVector>(bits);
+}
+
+template <typename Half>
+SEER_INLINE Bits narrowed(const OneVector& v);
+
+template <>
+SEER_INLINE Bits narrowed<BFloat16>(const OneVector& v) {
+  return float_to_bfloat16(v);
+}
+
+template <>
+SEER_INLINE Bits narrowed<Float16>(const OneVector& v) {
+  return float_to_float16(v);
+}
+
+SEER_INLINE Floats load_unordered(const float* from) { return load_floats(from); }
+
+// As pairs in 32 bits, which masks and shifts take apart; in their order they would take shuffles.
+template <typename Half>
+SEER_INLINE Floats load_unordered(const Half* from) {
+  const auto pairs = load<uint32_t, kVectors / 2>(reinterpret_cast<const uint32_t*>(from));
+  Floats r;
+  for (int i = 0; i < kVectors / 2; ++i) {
+    r.part[2 * i] = widened<Half>(Bits{{pairs.part[i] & 0xffffu}}).part[0];
+    r.part[2 * i + 1] = widened<Half>(Bits{{pairs.part[i] >> 16}}).part[0];
+  }
+  return r;
+}
+
+// Stores kFloats elements that were loaded so, rounded as from_float does, and returns what they are now.
+SEER_INLINE Floats store_unordered(float* to, const Floats& v) {
   store(to, v);
   return v;
 }
 
-SEER_INLINE Floats store_floats(BFloat16* to, const Floats& v) {
-  const UnsignedOf<Floats> bits = float_to_bfloat16(v);
-  store_halves(to, bits);
-  return bfloat16_to_float<Floats>(bits);
+// Vector by vector: rounding is a short chain, of more values than the registers hold for all vectors at once.
+template <typename Half>
+SEER_INLINE Floats store_unordered(Half* to, const Floats& v) {
+  Pack<uint32_t, kVectors / 2> pairs;
+  Floats r;
+  for (int i = 0; i < kVectors / 2; ++i) {
+    const Bits low = narrowed<Half>(OneVector{{v.part[2 * i]}}), high = narrowed<Half>(OneVector{{v.part[2 * i + 1]}});
+    pairs.part[i] = (low | high << 16).part[0];
+    r.part[2 * i] = widened<Half>(low).part[0];
+    r.part[2 * i + 1] = widened<Half>(high).part[0];
+  }
+  store(reinterpret_cast<uint32_t*>(to), pairs);
+  return r;
 }
 
-SEER_INLINE Floats store_floats(Float16* to, const Floats& v) {
-  const UnsignedOf<Floats> bits = float_to_float16(v);
-  store_halves(to, bits);
-  return float16_to_float<Floats>(bits);
-}
+// ---- over the lanes ----
 
 SEER_INLINE float largest(const Floats& v) {
-  Pack<float, 1> max = {{v.part[0]}};
-  for (int i = 1; i < kVectors; ++i) max = larger(Pack<float, 1>{{v.part[i]}}, max);
+  OneVector max = {{v.part[0]}};
+  for (int i = 1; i < kVectors; ++i) max = larger(OneVector{{v.part[i]}}, max);
   float result = max.lane(0);
   for (int i = 1; i < max.kLanes; ++i) result = seer::larger(max.lane(i), result);
   return result;
 }
 
-SEER_INLINE int32_t sum_of(const SignedOf<Floats>& v) {
-  Pack<int32_t, 1> sum = {{v.part[0]}};
-  for (int i = 1; i < kVectors; ++i) sum = sum + Pack<int32_t, 1>{{v.part[i]}};
-  int32_t result = 0;
-  for (int i = 0; i < sum.kLanes; ++i) result += sum.lane(i);
-  return result;
+SEER_INLINE SignedOf<OneVector> sum_of_vectors(const SignedOf<Floats>& v) {
+  SignedOf<OneVector> sum = {{v.part[0]}};
+  for (int i = 1; i < kVectors; ++i) sum = sum + SignedOf<OneVector>{{v.part[i]}};
+  return sum;
+}
+
+SEER_INLINE int32_t sum_of(const SignedOf<OneVector>& v) {
+  int32_t sum = 0;
+  for (int i = 0; i < v.kLanes; ++i) sum += v.lane(i);
+  return sum;
 }
 
 }  // namespace seer::cpu

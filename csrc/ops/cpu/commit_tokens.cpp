@@ -14,10 +14,8 @@ std::tuple<Tensor, Tensor> commit_tokens_op(Tensor ids, Tensor slots, Tensor tok
   Tensor remaining = new_output(ids, {p.B}, ScalarType::Int);
   p.written = written.mutable_data_ptr<int32_t>();
   p.remaining = remaining.mutable_data_ptr<int32_t>();
-  std::vector<uint64_t> workspace(p.N);
-  torch::stable::parallel_for(0, p.B, rows_per_task(p.N / std::max<int64_t>(1, p.B)), [&](int64_t begin, int64_t end) {
-    commit_tokens(p, kernels, repeats, workspace.data(), begin, end);
-  });
+  torch::stable::parallel_for(0, p.B, rows_per_task(p.N / std::max<int64_t>(1, p.B)),
+                              [&](int64_t begin, int64_t end) { commit_tokens(p, kernels, repeats, begin, end); });
   return {written, remaining};
 }
 
