@@ -17,7 +17,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,12 +26,12 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
+from shapes import KEPT, MODELS, random_backbone
 
 from seer_dllm import GenerationConfig, Model, Profile, Truncation, generate, load
 from seer_dllm.api import prepare
 from seer_dllm.attention import library
-from seer_dllm.backbone import Backbone
-from seer_dllm.config import CACHES, ModelConfig
+from seer_dllm.config import CACHES
 from seer_dllm.costs import CostModel, PathCost
 from seer_dllm.demo import data, model_folder
 from seer_dllm.denoise import Loop
@@ -44,14 +44,6 @@ from seer_dllm.tables import markdown
 
 PROMPTS = 60, 110
 LIMITS = Limits(max_rows=256, max_tokens=1 << 17, max_length=4096)
-KEPT: dict[
-    str, Callable[[random.Random, int], int]
-] = {  # of a window of n times 8 slots, in eights as the cut makes them
-    "uniform": lambda r, n: r.randint(1, n),
-    "short (DocVQA-like)": lambda r, n: min(1 + int(r.expovariate(0.8)), n),
-    "bimodal": lambda r, n: r.randint(3 * n // 4, n) if r.random() < 0.2 else r.randint(1, 2),
-    "heavy tail": lambda r, n: min(int(r.paretovariate(1.1)), n),
-}
 ONE = PathCost(1.0, 0.0, 0.0)
 AS_ONE = CostModel(ONE, ONE, ONE, "as few groups as may be")
 WAYS = ("stock window", "pad to longest", "pad, early leaving", "per row", "one packed", "static", "varlen", "router")
@@ -100,15 +92,8 @@ class Batch:
 
 def shapes_of_8b(layers: int) -> Model:
     """LLaDA-8B's layers with random weights, a small vocabulary, bfloat16."""
-    config = ModelConfig(1024, 4096, 12288, layers, 32, 32, 128, 5e5, 1e-5, mask_id=1023, eos_id=1022)
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        backbone = Backbone(config)
-    backbone = backbone.to(torch.bfloat16).to_empty(device="cpu").requires_grad_(False)
-    for name, weight in backbone.named_parameters():
-        weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(0, 0.02)
-        assert weight.isfinite().all(), name
-    return Model(FAMILIES[0], backbone, None, None, (1022,), Profile())
+    config = replace(MODELS["llada-8b"], n_layers=layers, vocab_size=1024, mask_id=1023, eos_id=1022)
+    return Model(FAMILIES[0], random_backbone(config, torch.bfloat16), None, None, (1022,), Profile())
 
 
 def batch_of(model: Model, kept: list[int], cache: str, args, prompts: tuple[int, int]) -> Batch:

@@ -2,9 +2,11 @@
 
     python bench/bench_denoise.py --questions 500 --window 128 --batch 8
     python bench/bench_denoise.py --window 256 --steps 256 64 --block 256 32 --cache none prompt --batch 1 32
+    python bench/bench_denoise.py --shape llada-8b --layers 2 --ends headline --sample 4
 
 Several values of a setting are all run, each beside its own stock. Prints a table in Markdown and, with `--out`, writes
-it. Times are wall clock of the whole batch and mean something only relative to each other.
+it. Times are wall clock of the whole batch and mean something only relative to each other. With `--shape` it is about
+random models of true layer shapes and has options of its own: see `denoise_shapes.py`, or `--shape llada-8b --help`.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+import denoise_shapes
 import torch
+from denoise_runs import oracle_config
 from PIL import Image
 from tqdm import tqdm
 
@@ -25,7 +30,6 @@ from seer_dllm import GenerationConfig, Model, Result, Truncation, generate, loa
 from seer_dllm.comparison import CutCounts
 from seer_dllm.demo import data, model_folder
 from seer_dllm.demo.scoring import exact, score, table
-from seer_dllm.detection import kept_window
 
 WAYS = {
     "seer": ("Seer", Truncation()),
@@ -86,13 +90,6 @@ def safety(run: Run, stock: Run) -> str:
     )
 
 
-def oracle_config(config: GenerationConfig, useful: int) -> GenerationConfig:
-    """Settings of a window that just holds an answer and its end, with the tokens per step of the full one."""
-    window, block = kept_window(min(useful + 1, config.window), config, margin=0)
-    steps = window // block * max(1, round(config.steps * block / config.window))
-    return replace(config, window=window, block=block, steps=steps)
-
-
 def measure(model: Model, questions, config: GenerationConfig, batch: int, ways: list[str]) -> list[Run]:
     """Stock, then each of the other ways, over all questions."""
     configs = [config] * len(questions)
@@ -133,6 +130,8 @@ def describe(name: str, questions, config: GenerationConfig, batch: int, seed: i
 
 
 def main() -> None:
+    if any(argument.split("=")[0] == "--shape" for argument in sys.argv[1:]):
+        return denoise_shapes.main()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=model_folder())
     parser.add_argument("--questions", type=int, default=500)

@@ -73,6 +73,8 @@ step() {
   cat "$logs/$name.log" >>"$logs/all"
   if ((status == 0)); then
     record "$name" PASS $((SECONDS - begin)) "$note"
+  elif [[ $name == denoise ]] && { ((status == 124)) || grep -q "must fit the memory" "$logs/$name.log"; }; then
+    record "$name" SKIP $((SECONDS - begin)) "more than this GPU's memory, or than $limit s"
   elif ((status == 124 || status == 137)); then
     record "$name" FAIL $((SECONDS - begin)) "stopped at its limit of $limit s"
   elif [[ $name == sanitizer_* ]] && grep -q "Device not supported" "$logs/$name.log"; then
@@ -117,12 +119,22 @@ for tool in memcheck racecheck; do
     record "sanitizer_$tool" SKIP 0 "compute-sanitizer was not found"
   fi
 done
+denoise=("$python" bench/bench_denoise.py --shape llada-8b --layers 32 --block 32 --device cuda)
+if [[ $device == cpu ]]; then
+  record denoise SKIP 0 "for CUDA alone"
+elif ((deadline - SECONDS < 120)); then
+  record denoise SKIP 0 "too little time was left"
+else
+  step denoise 150 "${denoise[@]}" --out "$logs/bench/denoise.md" --json "$logs/bench/denoise.json"
+fi
 
 # ---- report ----
 
 mv "$logs/all" "$out/gpu_check.log"
 [[ ! -d $logs/bench ]] || tar -C "$logs" -czf "$out/bench.tar.gz" bench
-[[ ! -e $logs/bench.log || $device == cpu ]] || cat "$logs/bench.log"
+for name in bench denoise; do
+  [[ ! -e $logs/$name.log || $device == cpu ]] || cat "$logs/$name.log"
+done
 {
   "$python" -c '
 import platform, torch

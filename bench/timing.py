@@ -96,7 +96,8 @@ def _set_allocator(fresh: bool) -> None:
         mallopt(trim_threshold, 2**31 - 1)
 
 
-def environment(args: argparse.Namespace) -> dict[str, str]:
+def machine(device: str) -> dict[str, str]:
+    """What a result must be read beside."""
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -105,14 +106,17 @@ def environment(args: argparse.Namespace) -> dict[str, str]:
         "cpu": f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "isa": str(_loader.load().cpu_isa()),
         "torch": torch.__version__,
-        "outputs": "fresh" if args.fresh else "warm",
-        "clock": "CPU time" if args.busy else "wall",
         "load": "{:.1f} {:.1f} {:.1f}".format(*os.getloadavg()),
     }
-    if args.device == "cuda":
+    if device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
         found["gpu"] = f"{gpu.name}, {gpu.multi_processor_count} SMs, CUDA {torch.version.cuda}"
     return found
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    outputs, clock = "fresh" if args.fresh else "warm", "CPU time" if args.busy else "wall"
+    return machine(args.device) | {"outputs": outputs, "clock": clock}
 
 
 # ---- clocks ------------------------------------------------------------------------------------------------
