@@ -21,6 +21,7 @@ from seer_dllm.denoise import OnStep, denoise
 from seer_dllm.detection import check_profile, last_fixed, why_not
 from seer_dllm.families import Family
 from seer_dllm.profile import PROFILE_FILE, find_profile
+from seer_dllm.rivals import rival_of
 from seer_dllm.row import Row
 from seer_dllm.text import TextTokenizer, load_tokenizer
 from seer_dllm.vision import IMAGE_PLACEHOLDER, PictureCodes, VisionEncoder, open_image, splice_image
@@ -35,12 +36,13 @@ class Result:
         text: the answer up to its end (or stop string), special tokens left out.
         ids: token ids before the end (or stop string).
         window_ids: all ids of the final window.
-        boundary: slots before the jump found at step 0; None if the row was not probed.
+        boundary: slots before the jump found at step 0; None if the row was not probed. Of other methods the slots that
+            they settled on (`eos_logit`, `early_stop`: before the end).
         snr: signal-to-noise ratio of that jump; 0 if none was found.
         sparsity: quiet share of each slot of the full window at step 0, which gave the boundary; None as above.
         finish_reason: "end" (an end token), "stop" (a stop string), "length" (the window is full).
         truncated: whether the window was cut; `reason` says why not.
-        extended: how often the safety net let the window grow (`net_early` + `net_late`).
+        extended: how often the window grew: by the safety net (`net_early` + `net_late`), or by another method.
         steps: denoising steps; forwards: passes through the model (a prompt's prefill is one).
         token_forwards: tokens times the share of layers that they passed, cfg twins included.
         net_forwards, net_token_forwards: the part of both that the safety net caused: step 0 anew after each early
@@ -244,13 +246,15 @@ def prepare(
             "that do not see the window",
             stacklevel=3,
         )
+    rivals = [rival_of(t, c, d is not None) for t, c, d in zip(truncations, configs, drafts, strict=True)]
     if any(t is not None for t in truncations):
         check_profile(profile, model.backbone.config)
 
     windows = [_window(model, i, c, d) for i, (c, d) in enumerate(zip(configs, drafts, strict=True))]
     embedded = [_embedded(model, i, p, images) for i, (p, images) in enumerate(zip(prompts, pictures, strict=True))]
     rows = []
-    for i, (prompt, ids, config, truncation) in enumerate(zip(embedded, windows, configs, truncations, strict=True)):
+    settings = zip(embedded, windows, configs, truncations, rivals, strict=True)
+    for i, (prompt, ids, config, truncation, rival) in enumerate(settings):
         longest = model.backbone.config.max_length
         if len(prompt) + config.window > longest:
             raise ValueError(
@@ -258,9 +262,11 @@ def prepare(
             )
         mask_id = model.backbone.config.mask_id
         reason = why_not(config, truncation, profile, last_fixed(ids, mask_id))
-        truncation = truncation if reason is None else None
+        if reason is not None:
+            truncation = rival = None
         has_stop = partial(_holds_stop, model, stop=config.stop) if config.stop else None
-        row = Row(i, prompt, ids, config, truncation, mask_id, model.end_ids, model.backbone.config.shift, has_stop)
+        shift = model.backbone.config.shift
+        row = Row(i, prompt, ids, config, truncation, mask_id, model.end_ids, shift, has_stop, rival)
         row.reason, row.started = reason, started
         rows.append(row)
     return rows, profile
@@ -360,7 +366,8 @@ def result_of(model: Model, row: Row) -> Result:
     return Result(
         text=text, ids=useful, window_ids=ids, boundary=row.boundary, snr=row.snr, sparsity=row.sparsity,
         finish_reason=finish,
-        truncated=row.truncated, reason=row.reason, extended=c.net_early + c.net_late, net_early=c.net_early,
+        truncated=row.truncated, reason=row.reason, extended=c.net_early + c.net_late + c.grown,
+        net_early=c.net_early,
         net_late=c.net_late, steps=c.steps, forwards=c.forwards,
         token_forwards=c.token_layers / model.backbone.config.n_layers, net_forwards=c.net_forwards,
         net_token_forwards=c.net_token_layers / model.backbone.config.n_layers, useful_tokens=len(useful),

@@ -14,6 +14,7 @@ from seer_dllm.config import (
     BLOCK_CACHES,
     CACHES,
     COMMIT_RULES,
+    METHODS,
     SCHEDULES,
     STEP0,
     STEPS_POLICIES,
@@ -151,6 +152,7 @@ def add_truncation(parser: argparse.ArgumentParser) -> None:
     default = f"(default: carry; restart with {', '.join(BLOCK_CACHES)})"
     parser.add_argument("--step0", metavar="NAME", help=f"{', '.join(STEP0)} {default}")
     parser.add_argument("--steps-policy", default="rescale", metavar="NAME", help=", ".join(STEPS_POLICIES))
+    parser.add_argument("--method", default="seer", metavar="NAME", help=f"{', '.join(METHODS)} (default seer)")
     parser.add_argument("--no-safety-net", action="store_true", help="never let a cut window grow again")
 
 
@@ -171,7 +173,9 @@ def config_of(args: argparse.Namespace) -> GenerationConfig:
 
 
 def truncation_of(args: argparse.Namespace) -> Truncation:
-    return Truncation(step0=args.step0, steps_policy=args.steps_policy, safety_net=not args.no_safety_net)
+    return Truncation(
+        step0=args.step0, steps_policy=args.steps_policy, safety_net=not args.no_safety_net, method=args.method
+    )
 
 
 def folder_of(args: argparse.Namespace) -> Path:

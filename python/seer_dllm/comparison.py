@@ -131,8 +131,13 @@ def _sum(rows: Sequence[Any], name: str) -> float:
     return sum(getattr(row, name) for row in rows)
 
 
-def report(settings: dict[str, Any], runs: dict[str, dict[str, Any]], pair: dict[str, Any] | None) -> str:
-    """The report in Markdown. settings: name -> value, as they are to be read; runs, pair: from `totals`, `paired`."""
+def report(
+    settings: dict[str, Any], runs: dict[str, dict[str, Any]], pair: dict[str, Any] | None, compared: str = "Seer"
+) -> str:
+    """The report in Markdown.
+
+    settings: name -> value, as they are to be read; runs, pair: from `totals`, `paired`; compared: beside stock.
+    """
     columns = list(runs.values())
     n, images = columns[0]["questions"], settings["pictures"]
     lines: list[tuple[str, list[str]]] = [
@@ -149,7 +154,7 @@ def report(settings: dict[str, Any], runs: dict[str, dict[str, Any]], pair: dict
         markdown([f"{n} questions", *runs], [[name, *cells] for name, cells in lines]),
     ]
     if pair is not None:
-        parts += ["### Seer against stock, question by question", _comparison(pair)]
+        parts += [f"### {compared} against stock, question by question", _comparison(pair, compared)]
     parts.append(
         f"In brackets: {CONFIDENCE:.0%} percentile intervals of {RESAMPLES} bootstrap draws (seed {SEED}) of whole "
         f"pictures, of which there are {images} (a question without any counts as one)."
@@ -157,12 +162,12 @@ def report(settings: dict[str, Any], runs: dict[str, dict[str, Any]], pair: dict
     return "\n\n".join(parts)
 
 
-def _comparison(pair: dict[str, Any]) -> str:
+def _comparison(pair: dict[str, Any], compared: str) -> str:
     difference = _with_interval(pair["difference"], pair["interval"], "+")
     if pair["differing_bound"] is not None:
         difference += f"; no score differs, hence at most {percent(pair['differing_bound'])} of such pictures would"
     return markdown(
-        ["Seer against stock", ""],
+        [f"{compared} against stock", ""],
         [
             ["difference of the means", difference],
             ["better / worse / equal", f"{pair['wins']} / {pair['losses']} / {pair['ties']}"],

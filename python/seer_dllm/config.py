@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 SCHEDULES = ("even", "linear", "shift", "cosine", "logit_normal", "dream")
 COMMIT_RULES = ("low_confidence", "margin", "entropy", "random")
@@ -15,6 +15,7 @@ CACHES = ("none", "prompt", "prefix", "dual")
 BLOCK_CACHES = ("prefix", "dual")  # renewed by a full forward at the start of every block
 STEP0 = ("carry", "restart")
 STEPS_POLICIES = ("rescale", "keep")
+METHODS = ("seer", "eos_logit", "eos_density", "grow", "early_stop", "none")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -137,6 +138,31 @@ class Profile:
             raise ValueError(f"slot_offset must be 0 or 1, got {self.slot_offset!r}")
 
 
+class Rival:
+    """A method other than Seer's own with its numbers, as frozen settings; `seer_dllm.rivals` has them all.
+
+    The loop calls it for each row that has it: `begin` before the row's first forward; `asks` whether the row wants to
+    be shown what a forward predicts, and if so `waits`, which may change the window and says whether the row then lets
+    a step pass without writing; `follow` after the row's step, which may change the window.
+    """
+
+    name: ClassVar[str]
+    reads_ends: ClassVar[bool] = False  # nothing works that keeps the model from predicting ends
+    moves_slots: ClassVar[bool] = False  # nothing works that remembers slots by their place
+
+    def begin(self, row) -> None:
+        pass
+
+    def asks(self, row) -> bool:
+        return False
+
+    def waits(self, row, seen) -> bool:
+        return False
+
+    def follow(self, row, seen) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class Truncation:
     """How the window is cut at step 0.
@@ -148,18 +174,24 @@ class Truncation:
             and dual caches, whose first keys and values serve a whole block.
         steps_policy: "rescale" shrinks the steps with the window (ours), "keep" keeps them.
         safety_net: grow the window when the answer does not seem to end in it.
+        method: "seer"; for comparison "eos_logit", "eos_density", "grow", "early_stop", or a `Rival` of
+            `seer_dllm.rivals` with other numbers than theirs; "none" is stock. Profile and safety net are Seer's alone;
+            step0 is Seer's and that of eos_logit.
     """
 
     profile: Profile | None = None
     step0: str | None = None
     steps_policy: str = "rescale"
     safety_net: bool = True
+    method: str | Rival = "seer"
 
     def __post_init__(self) -> None:
         if self.step0 is not None:
             check_choice("step0", self.step0, STEP0)
         check_choice("steps_policy", self.steps_policy, STEPS_POLICIES)
         check_bool("safety_net", self.safety_net)
+        if not isinstance(self.method, Rival):
+            check_choice("method", self.method, METHODS)
         if self.profile is not None and not isinstance(self.profile, Profile):
             raise ValueError(f"profile must be a Profile or None, got {self.profile!r}")
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from seer_dllm import rivals
 from seer_dllm.backbone import Backbone, Probe
 from seer_dllm.canvas import Canvas, prefill
 from seer_dllm.config import Profile
@@ -30,7 +31,7 @@ def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: 
     """Fill the windows of all rows in place, in one packed group.
 
     Args:
-        rows: rows whose `truncation` is not None are probed and cut at step 0.
+        rows: those that are `probed` are cut at step 0; a `rival` changes windows at any step.
         profile: where and how this model shows the end.
         on_step: called with a row after each of its steps.
     """
@@ -94,9 +95,11 @@ class Loop:
         ]
         self._groups += begun
         for group in self._groups:
-            grown = _grow_early(group.canvas, group.hidden)
-            rows = [row for row in group.canvas.rows if row not in grown]
+            seen, waiting = rivals.look(group.canvas, group.hidden)
+            waiting |= _grow_early(group.canvas, group.hidden)
+            rows = [row for row in group.canvas.rows if row not in waiting]
             _commit(group.canvas, group.hidden, rows, self._on_step)
+            rivals.follow(rows, seen)
             group.hidden = None
         self.rows = [row for row in self.rows if _still_open(row)]
         self._regroup(self.rows, bool(begun))
@@ -107,13 +110,17 @@ class Loop:
         rows = [row for row in rows if _still_open(row)]
         if not rows:
             return None
+        for row in rows:
+            if row.rival is not None:
+                row.rival.begin(row)
+                row.begin_block()
         cache = prefill(self._backbone, rows)
         rows = [row for row in rows if _still_open(row)]  # a prefill may have written a window's only slot
         if not rows:
             return None
         group = Group(Canvas(self._backbone, rows, cache))
         hidden = group.canvas.embeddings()
-        if any(row.truncation is not None for row in rows):
+        if any(row.probed for row in rows):
             group.count(self.counts)
             group.canvas, group.hidden = _step_zero(group.canvas, hidden, profile)
         else:
@@ -143,7 +150,7 @@ def _still_open(row: Row) -> bool:
     if row.begin_block():
         return True
     cut = row.truncated and row.window < row.config.window
-    if cut and row.truncation.safety_net and not row.ended():
+    if cut and row.probed and row.truncation.safety_net and not row.ended():
         row.counters.net_late += 1
         row.extend()
         return row.begin_block()
@@ -165,13 +172,13 @@ def _step_zero(canvas: Canvas, hidden: Tensor, profile: Profile) -> tuple[Canvas
     hidden = canvas.forward(hidden, 0, middle, probe)
     share, lengths = canvas.window_values(probe.mean(), profile.slot_offset)
     curves = HostRead(share)  # has arrived when the boundaries have
-    fixed = [last_fixed(row.ids, row.mask_id) if row.truncation is not None else 0 for row in canvas.rows]
+    fixed = [last_fixed(row.ids, row.mask_id) if row.probed else 0 for row in canvas.rows]
     boundaries, snrs = find_boundary(share, lengths, profile, fixed, canvas.unread(profile.slot_offset))
 
     keep, go_on = {}, []
     probed = zip(canvas.rows, boundaries, snrs, curves.arrived()[0].tolist(), fixed, strict=True)
     for row, boundary, snr, curve, first_free in probed:
-        if row.truncation is None:
+        if not row.probed:
             go_on.append(row)
             continue
         row.boundary, row.snr, row.sparsity = boundary, snr, curve[: row.window]

@@ -25,13 +25,15 @@ def check_profile(profile: Profile, model: ModelConfig) -> None:
 
 
 def why_not(config: GenerationConfig, truncation: Truncation | None, profile: Profile, fixed: int) -> str | None:
-    """Why a row is not even probed; None when it is.
+    """Why nothing looks for the end of a row; None when its method does.
 
     Args:
         fixed: slots up to and including the last one that the caller has filled (drafts, infilling).
     """
-    if truncation is None:
+    if truncation is None or truncation.method == "none":
         return "truncation is off"
+    if truncation.method != "seer":
+        return TEXT_AFTER if fixed >= config.window else None
     if config.suppress_eos or config.defer_end:
         return EOS_SUPPRESSED
     if config.window <= profile.margin + 8:

@@ -288,7 +288,7 @@ class Engine:
             if self.memory is not None:
                 refuse_above(self.memory // self._token_bytes, f"memory={self.memory} at {self._token_bytes} a token")
         row.index, row.started = entry.id, entry.added
-        if row.truncation is not None:
+        if row.probed:
             self._leave_uncut_if_in_vain(row, profile)
         entry.row, entry.profile = row, profile
 

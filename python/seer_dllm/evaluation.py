@@ -29,6 +29,7 @@ from seer_dllm.demo.evaluate import questions
 from seer_dllm.files import check_output, written_whole
 from seer_dllm.journal import append_journal, read_journal, weights_signature
 from seer_dllm.metrics import find_metric
+from seer_dllm.rivals import rival_of
 
 RUNS = ("stock", "seer")
 # What the families' own evaluations drop from the front of a text. LaViDa's sampler puts as many zeros before its
@@ -104,7 +105,7 @@ def answer(
 
     Args:
         samples: each with answers and an id of its own.
-        truncation: of the run "seer".
+        truncation: of the run "seer", whose method may be another one.
         runs: "stock", "seer" or both.
         batch: rows of a batch. It belongs to the journal, as do all settings, for the times that are kept there.
     Raises:
@@ -113,6 +114,7 @@ def answer(
     """
     check_plan(runs, batch)
     check_questions(model, samples)
+    rival_of(truncation, config)
     truncation = truncation.resolved(config.cache, model.profile)
     where = f"{model.backbone.device}, {model.backbone.dtype}, {torch.get_num_threads()} threads"
     owner = f"{weights_signature(model.modules)}; {asdict(config)}; {asdict(truncation)}; batch {batch}; {where}"
@@ -240,7 +242,9 @@ def command(args: Namespace, config: GenerationConfig, truncation: Truncation) -
         "generation": asdict(config), "truncation": asdict(truncation.resolved(config.cache, model.profile)),
         "dropped in front of a text": LEADING.get(model.family.name, "nothing but white space"),
     }  # fmt: skip
-    text = report(settings, found["runs"], found["pair"])
+    method = "Seer" if args.method == "seer" else args.method
+    shown = {method.lower() if run == "seer" else run: sums for run, sums in found["runs"].items()}
+    text = report(settings, shown, found["pair"], method)
     scores = json.dumps({"settings": settings, **found}, indent=1, ensure_ascii=False)
     written = {"scores.json": scores, "report.md": text}
     for name, content in written.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from seer_dllm.config import BLOCK_CACHES, GenerationConfig, Truncation
+from seer_dllm.config import BLOCK_CACHES, GenerationConfig, Rival, Truncation
 from seer_dllm.policies import NO_THRESHOLD, CommitRule, block_quotas
 from seer_ext import plan_keep
 
@@ -28,7 +28,8 @@ class BlockPlan:
 class Counters:
     """Work done for one row. Token-layers: tokens times the layers they passed, cfg twins included.
 
-    `net_forwards`, `net_token_layers`: the part of it that the safety net caused (`Row.for_net`).
+    `net_forwards`, `net_token_layers`: the part of it that the safety net caused (`Row.for_net`). `grown`: how often a
+    method other than Seer's lengthened the window.
     """
 
     forwards: int = 0
@@ -38,6 +39,7 @@ class Counters:
     steps: int = 0
     net_early: int = 0
     net_late: int = 0
+    grown: int = 0
 
 
 @dataclass(eq=False)
@@ -50,6 +52,7 @@ class Row:
         ids: int64 `[G]`: the full window, mask ids where the model has to answer.
         shift: the model's logits of a position are those of the token behind it (Dream).
         has_stop: whether these ids hold a stop string of the caller's; None if there are none.
+        rival: the method that decides about the window instead of Seer's; None: Seer's, if any.
     """
 
     index: int
@@ -61,6 +64,7 @@ class Row:
     end_ids: tuple[int, ...]
     shift: bool = False
     has_stop: Callable[[list[int]], bool] | None = None
+    rival: Rival | None = None
     rule: CommitRule = field(init=False)
     window: int = field(init=False)
     blocks: list[BlockPlan] = field(init=False)
@@ -107,6 +111,11 @@ class Row:
                 return True
             self.at += 1
         return False
+
+    @property
+    def probed(self) -> bool:
+        """Seer looks for the end of this row."""
+        return self.truncation is not None and self.rival is None
 
     @property
     def prefilling(self) -> bool:
@@ -216,6 +225,24 @@ class Row:
             self.blocks.append(BlockPlan(start, end, max(1, round((end - start) / pace))))
             start = end
         self._lengthen(new)
+
+    def insert(self, at: int, count: int) -> bool:
+        """Put up to `count` masks before slot `at`, as far as the full window has room. False if it has none."""
+        count = min(count, self.config.window - self.window)
+        if count > 0:
+            self.reshape(torch.cat((self.ids[:at], self.ids.new_full((count,), self.mask_id), self.ids[at:])))
+            self.counters.grown += 1
+        return count > 0
+
+    def reshape(self, ids: Tensor) -> None:
+        """Go on with another window, between two steps: its masks in blocks of the full one, at its tokens per step."""
+        self.ids, self.window = ids, len(ids)
+        self.at, self.truncated, self.reason = 0, True, None  # filled blocks are passed over
+        pace = self.config.block / min(self._stock_steps, self.config.block)
+        self.blocks = self._plan(self.window, self.config.block, 0)
+        for plan in self.blocks:
+            masks = int((ids[plan.start : plan.end] == self.mask_id).sum())
+            plan.steps = max(1, round(masks / pace))
 
     def _doubled(self) -> tuple[int, int]:
         return plan_keep(min(2 * self.window, self.config.window), self.config.window, self.config.block, 0)
