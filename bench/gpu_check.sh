@@ -102,7 +102,7 @@ else
   bench=("$python" bench/run_all.py --help)
 fi
 step graph 90 "${tests[@]}" tests/ops/test_cuda_graph.py
-step runtime 90 "${tests[@]}" tests/runtime/test_cuda.py
+step runtime 90 "${tests[@]}" -m needs_cuda tests/runtime/test_cuda.py tests/runtime/test_capture_packed.py
 if [[ -e bench/run_all.py ]]; then
   step bench 120 "${bench[@]}"
 else

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from seer_dllm.backbone import Packing
+    from seer_dllm.backbone import DevicePacking, Packing
 
 # (q, k, v, cu_q, cu_k, longest_q, longest_k) -> [T, heads, D]; keys and values may have fewer heads.
 Varlen = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
@@ -45,9 +46,9 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    packing: Packing,
+    packing: Packing | DevicePacking,
     past: tuple[Tensor, Tensor] | None = None,
-    past_packing: Packing | None = None,
+    past_packing: Packing | DevicePacking | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Bidirectional attention of every row over itself and, where given, over its own cached keys.
@@ -58,13 +59,13 @@ def attend(
         mask: bool, broadcast to `[B, heads, queries, keys]` with the cached keys first, True where a query sees a key;
             only for rows of one length (training, padded batches).
     Returns:
-        `[T, heads * D]`.
+        `[T, heads * D]`; undefined for tokens that no row owns.
     """
     runs = packing.runs(past_packing)
-    if len(runs) > 1:
+    if runs is None or len(runs) > 1:
         _, varlen = library(q.device.type, q.dtype)
-        if varlen is not None:
-            return attend_varlen(q, k, v, packing, past, past_packing, varlen)
+        if runs is None or varlen is not None:
+            return attend_varlen(q, k, v, packing, past, past_packing, varlen or varlen_on_host)
     parts = []
     for first, stop in runs:
         rows, own = stop - first, slice(packing.starts[first], packing.starts[stop])
@@ -88,12 +89,19 @@ def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
 
 def attend_varlen(q: Tensor, k: Tensor, v: Tensor, packing, past, past_packing, varlen: Varlen) -> Tensor:
     """`attend` in one call of a library that takes `cu_seqlens`; each row's cached keys go before its own."""
-    cu_k, longest = packing.cu_seqlens, max(packing.lengths, default=0)
-    longest_k = longest
+    cu_k, longest_k = packing.cu_seqlens, packing.longest
     if past is not None:
-        order, cu_k, longest_k = packing.behind(past_packing)
-        k, v = (torch.cat(pair)[order] for pair in zip(past, (k, v), strict=True))
-    return varlen(q, k, v, packing.cu_seqlens, cu_k, longest, longest_k).flatten(1)
+        k, v, cu_k, longest_k = packing.join(k, v, past, past_packing)
+    return varlen(q, k, v, packing.cu_seqlens, cu_k, packing.longest, longest_k).flatten(1)
+
+
+def varlen_on_host(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int):
+    """A `Varlen` for the CPU, by a call per row: where a recording's rows change between its replays."""
+    out = torch.empty_like(q)
+    for (a, b), (c, d) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        if a < b:
+            out[a:b] = attend_dense(q[None, a:b], k[None, c:d], v[None, c:d], None)[0]
+    return out
 
 
 def attend_with_matmuls(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seer_dllm.attention import attend
+from seer_dllm.attention import attend, library
 from seer_dllm.config import ModelConfig
 
 
@@ -48,6 +48,11 @@ class Packing:
         return len(self.lengths)
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(self.lengths, default=0)
+
+    @property
     def equal(self) -> bool:
         """All rows have one length, so `[T, ...]` may be read as `[B, L, ...]` without a copy."""
         return len(set(self.lengths)) <= 1
@@ -73,15 +78,80 @@ class Packing:
                 parts.append(torch.arange(past.total + self.starts[b], past.total + self.starts[b] + self.lengths[b]))
             device = self.cu_seqlens.device
             order = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
-            self._behind = past, (order.to(device), both.cu_seqlens.to(device), max(both.lengths, default=0))
+            self._behind = past, (order.to(device), both.cu_seqlens.to(device), both.longest)
         return self._behind[1]
+
+    def join(
+        self, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor], past_packing: Packing
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Keys and values with each row's cached ones before its own, their `cu_seqlens`, and the longest row."""
+        order, cu_keys, longest = self.behind(past_packing)
+        k, v = (torch.cat(pair)[order] for pair in zip(past, (k, v), strict=True))
+        return k, v, cu_keys, longest
+
+
+class DevicePacking:
+    """A packing whose rows the device alone knows: one recorded forward serves all rows that have room in it.
+
+    The rows lie tight in the first of `total` tokens. The tokens behind them belong to no row: they may hold anything,
+    NaN too, and hold anything after attention. Rows that do not exist are empty.
+    Where rows have cached keys, these lie in buffers of `past + total` tokens, with room for the row's own behind them.
+
+    Args:
+        rows, total, past: rows, tokens and cached tokens that there is room for.
+        device: where everything lives.
+
+    Attributes:
+        cu_seqlens: int32 `[rows+1]`. cu_keys: the same of cached and own keys together.
+        positions: int32 `[total]`. keys_at: int64 `[total]`, where the tokens' own keys go.
+    """
+
+    def __init__(self, rows: int, total: int, past: int, device="cpu") -> None:
+        self.total, self.past = total, past
+        self.cu_seqlens = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self.cu_keys = torch.zeros_like(self.cu_seqlens)
+        self.positions = torch.zeros(total, dtype=torch.int32, device=device)
+        self.keys_at = torch.arange(past, past + total, device=device)
+
+    @property
+    def longest(self) -> int:
+        """No row is longer."""
+        return self.total
+
+    def runs(self, past: DevicePacking | None = None) -> None:
+        """None: which rows have one length is not known here."""
+
+    def take(self, packing: Packing, past: Packing | None) -> Tensor | None:
+        """Become these rows. Returns where the cached keys go, int64 `[past.total]`; None if there are none."""
+        rows, total, device = len(packing) + 1, packing.total, self.positions.device
+        self.cu_seqlens[:rows].copy_(packing.cu_seqlens)
+        self.cu_seqlens[rows:] = total
+        self.positions[:total].copy_(packing.positions)
+        if past is None:
+            return None
+        order, cu_keys, _ = packing.behind(past)
+        self.cu_keys[:rows].copy_(cu_keys)
+        self.cu_keys[rows:] = past.total + total
+        place = order.argsort()  # of each cached key, then of each own one
+        self.keys_at[:total].copy_(place[past.total :])
+        # No row's own: each goes to a place of its own behind all rows.
+        self.keys_at[total:].copy_(torch.arange(self.past + total, self.past + self.total, device=device))
+        return place[: past.total]
+
+    def join(
+        self, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor], past_packing: DevicePacking
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """As `Packing.join`, but the own keys and values are written into the buffers of the cached ones."""
+        for buffer, own in zip(past, (k, v), strict=True):
+            buffer.index_copy_(0, self.keys_at, own)
+        return *past, self.cu_keys, self.past + self.total
 
 
 @dataclass(eq=False)
 class KeyValues:
     """Keys (RoPE applied) and values of rows: per layer two `[T, Hkv, D]` tensors, laid out by `packing`."""
 
-    packing: Packing
+    packing: Packing | DevicePacking
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
@@ -172,7 +242,7 @@ class Block(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
 
     def attention(
-        self, x: Tensor, packing: Packing, rope, past, past_packing, mask
+        self, x: Tensor, packing: Packing | DevicePacking, rope, past, past_packing, mask
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h = self.attn_norm(x)
         q, k, v = (proj(h).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -209,10 +279,15 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
 
+    @property
+    def device_packed(self) -> bool:
+        """Whether `run` takes a `DevicePacking`: on CUDA a library must go by `cu_seqlens`, as the host can't."""
+        return self.device.type != "cuda" or library("cuda", self.dtype)[1] is not None
+
     def run(
         self,
         hidden: Tensor,
-        packing: Packing,
+        packing: Packing | DevicePacking,
         start: int = 0,
         stop: int | None = None,
         *,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +38,8 @@ def lanes_of(rows: Sequence[Row]) -> list[Lane]:
     return [Lane(r) for r in rows] + [Lane(r, twin=True) for r in rows if r.config.cfg_scale > 0]
 
 
-class Dense(NamedTuple):
+@dataclass(frozen=True)
+class Dense:
     """What a dense batch is padded to: lanes, tokens that each feeds, cached tokens that each sees."""
 
     rows: int

@@ -121,7 +121,7 @@ class Loop:
         group = Group(Canvas(self._backbone, rows, cache))
         hidden = group.canvas.embeddings()
         if any(row.probed for row in rows):
-            group.count(self.counts)
+            group.count(self.counts, group.canvas.packing.total)
             group.canvas, group.hidden = _step_zero(group.canvas, hidden, profile)
         else:
             group.forward(None, self.counts)
@@ -141,7 +141,8 @@ class Loop:
             if canvas is None:
                 first, *others = canvases
                 canvas = first.remade(part.rows, *others, dense=part.dense)
-            groups.append(Group(canvas, part.path, part.miss))
+            packed = part.packed if self._backbone.device_packed else None
+            groups.append(Group(canvas, part.path, packed, part.miss))
         self._groups = [group for group in groups if group.canvas.rows]
 
 

@@ -98,6 +98,7 @@ class WrappedBackbone:
 
     resumes = False
     masks = False
+    device_packed = False
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seer_dllm.backbone import Backbone
 from seer_dllm.canvas import Canvas, Dense, lanes_of
-from seer_dllm.capture import Capturer
+from seer_dllm.capture import Capturer, Packed
 from seer_dllm.config import check_choice
 from seer_dllm.costs import DEFAULT_COSTS, CostModel
 from seer_dllm.router import MODES, Limits, RowSize, route
@@ -28,8 +28,8 @@ class Routing:
         limits: of a group; a group that runs captured is padded to their buckets.
         costs: what the mode "cost" goes by.
         mode: as in `seer_dllm.router.route`. "varlen" packs all rows into as few groups as the limits allow.
-        capturer: runs static groups as captured graphs; None: nothing is captured, and they are padded to their
-            longest row alone.
+        capturer: runs static and varlen groups as captured graphs; None: nothing is captured, static groups are padded
+            to their longest row alone, and varlen groups not at all.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -47,11 +47,12 @@ class Routing:
 
 
 class Part(NamedTuple):
-    """Rows that the router puts together."""
+    """Rows that the router puts together; `dense` is what they are padded to, `packed` the room of their recording."""
 
     rows: list[Row]
     path: str
     dense: Dense | None = None
+    packed: Packed | None = None
     miss: bool = False
 
 
@@ -61,7 +62,8 @@ class Counts:
 
     Attributes:
         forwards: of groups. plans: made by the router. misses: forwards of rows that no bucket holds.
-        tokens: real tokens by path ("static", "varlen", "eager", "step 0"). padded_tokens: computed beside them.
+        tokens: real tokens by path ("static", "varlen", "eager", "step 0"). padded_tokens: computed beside them, in
+            dense batches and in recordings of packed ones.
     """
 
     forwards: int = 0
@@ -105,8 +107,13 @@ def parts_of(rows: Sequence[Row], routing: Routing | None) -> list[Part]:
     for guided, mode in ((False, routing.mode), (True, "varlen")):
         sizes = [size_of(row) for row in rows if (row.config.cfg_scale > 0) == guided]
         for group in route(sizes, routing.limits, routing.costs, mode).groups:
-            own = [size.key for size in group.rows]
-            parts.append(Part(own, group.path, _dense(own, routing) if group.path == "static" else None, group.miss))
+            part = Part([size.key for size in group.rows], group.path, miss=group.miss)
+            if part.path == "static":
+                part = part._replace(dense=_dense(part.rows, routing))
+            elif part.path == "varlen" and routing.capturer is not None:
+                packed = _packed(part.rows, routing.limits)
+                part = part._replace(packed=packed) if packed else part._replace(path="eager", miss=True)
+            parts.append(part)
     return parts
 
 
@@ -122,26 +129,39 @@ def _dense(rows: list[Row], routing: Routing) -> Dense:
     return Dense(routing.limits.rows.bucket_for(dense.rows), buckets.bucket_for(dense.fed), past)
 
 
+def _packed(rows: list[Row], limits: Limits) -> Packed | None:
+    """The buckets of a varlen group, whose rows all have a twin or none; None if no bucket holds its cached keys."""
+    sizes = [size_of(row) for row in rows]
+    fed, past = sum(s.fed for s in sizes), sum(s.attended - s.fed for s in sizes)
+    held = limits.cached.bucket_for(past) if past else 0
+    if held is None:
+        return None
+    lanes = len(lanes_of(rows)) // len(rows)
+    return Packed(lanes * limits.rows.bucket_for(len(rows)), limits.tokens.bucket_for(fed), held)
+
+
 @dataclass(eq=False)
 class Group:
-    """A canvas, the path it runs by, and the hidden states of its last forward."""
+    """A canvas, the path it runs by, the room it has where packed rows are captured, and its last hidden states."""
 
     canvas: Canvas
     path: str = STEP_0
+    packed: Packed | None = None
     miss: bool = False
     hidden: Tensor | None = None
 
     def forward(self, capturer: Capturer | None, counts: Counts) -> None:
         """One whole forward of the rows as they stand."""
-        canvas = self.canvas
-        captured = capturer is not None and self.path == "static" and not any(row.keeps for row in canvas.rows)
-        run = capturer.bound(canvas.backbone) if captured else None
+        canvas, shape, run = self.canvas, self.packed or self.canvas.dense, None
+        if capturer is not None and shape is not None and not any(row.keeps for row in canvas.rows):
+            run = capturer.bound(canvas.backbone, shape)
         self.hidden = canvas.forward(canvas.embeddings(), run=run)
-        self.count(counts)
+        self.count(counts, self.packed.fed if run is not None and self.packed else canvas.packing.total)
 
-    def count(self, counts: Counts) -> None:
+    def count(self, counts: Counts, computed: int) -> None:
+        """Book a forward of so many tokens, padding included."""
         real = sum(self.canvas.lengths)
         counts.forwards += 1
         counts.misses += self.miss
         counts.tokens[self.path] += real
-        counts.padded_tokens += self.canvas.packing.total - real
+        counts.padded_tokens += computed - real

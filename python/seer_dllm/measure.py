@@ -10,7 +10,7 @@ import torch
 
 from seer_dllm.backbone import Backbone, KeyValues, Packing
 from seer_dllm.canvas import Dense
-from seer_dllm.capture import Capturer
+from seer_dllm.capture import Capturer, Packed
 from seer_dllm.config import check_positive
 from seer_dllm.costs import Measurement
 
@@ -28,23 +28,28 @@ def measure(
 ) -> list[Measurement]:
     """Time whole forwards on all of the router's paths, one after the other in each of the repeats: medians.
 
-    The dense rows have one length, the packed ones lengths of a quarter more and less. Where nothing is captured,
-    "varlen" and "eager" are the same code, and what is measured counts for both.
+    The dense rows have one length, the packed ones lengths of a quarter more and less. Where no packed rows are
+    captured, "varlen" and "eager" are the same code, and what is measured counts for both.
 
     Args:
         shapes: (rows, fed, cached) of the batches.
-        capturer: what "static" runs through.
+        capturer: what "static" and "varlen" run through.
     """
     check_positive("repeats", repeats)
+    packs = capturer is not None and backbone.device_packed
     runs = {}
     for rows, fed, past in shapes:
-        for path in ("static", "varlen"):
+        for path in ("static", "varlen", "eager") if packs else ("static", "varlen"):
             lengths = [fed if path == "static" else max(1, fed + (i % 3 - 1) * fed // 4) for i in range(rows)]
             packing = Packing(lengths, [past] * rows, backbone.device)
-            run = capturer.bound(backbone) if capturer is not None and path == "static" else backbone.run
+            run = backbone.run
+            if capturer is not None and path == "static":
+                run = capturer.bound(backbone, Dense(rows, fed, past))
+            elif packs and path == "varlen":
+                run = capturer.bound(backbone, Packed(rows, packing.total, rows * past))
             pairs = sum(n * (n + past) for n in lengths)
             hidden = torch.randn(packing.total, backbone.config.hidden_size).to(backbone.device, backbone.dtype)
-            runs[path, Dense(rows, fed, past)] = (run, hidden, packing, _cached(backbone, rows, past), pairs, [])
+            runs[path, rows, fed, past] = (run, hidden, packing, _cached(backbone, rows, past), pairs, [])
     for repeat in range(repeats + 1):  # the first one warms up
         for run, hidden, packing, past, _, seconds in runs.values():
             _wait(backbone)
@@ -53,8 +58,8 @@ def measure(
             _wait(backbone)
             seconds += [time.perf_counter() - began] if repeat else []
     found = []
-    for (path, _), (_, _, packing, _, pairs, seconds) in runs.items():
-        for name in (path,) if path == "static" else ("varlen", "eager"):
+    for (path, *_), (_, _, packing, _, pairs, seconds) in runs.items():
+        for name in (path,) if path == "static" or packs else ("varlen", "eager"):
             found.append(Measurement(name, packing.total, pairs, median(seconds)))
     return found
 

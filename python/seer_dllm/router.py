@@ -1,7 +1,7 @@
 """Cuts a batch of rows of different lengths into groups, and chooses how each group runs. Knows no tensors.
 
 Three paths: *static*, a dense batch padded to a bucket, one captured graph per shape; *varlen*, packed and captured per
-number of tokens; *eager*, packed and not captured, for sizes that no bucket fits or fits badly.
+room for rows and tokens; *eager*, packed and not captured, for sizes that no bucket fits or fits badly.
 A plan holds for one step. Whoever runs it calls `route` again when rows leave, are cut, or grow.
 """
 
@@ -57,7 +57,7 @@ class Limits:
 
     Attributes:
         rows, lengths: buckets of a static group's rows, and of the tokens that each feeds and attends to.
-        tokens: buckets of a varlen group's tokens.
+        tokens, cached: buckets of a varlen group's tokens, and of the cached ones that all of its rows see.
     """
 
     max_rows: int = 32
@@ -68,6 +68,7 @@ class Limits:
     rows: Buckets = field(init=False, repr=False, compare=False)
     lengths: Buckets = field(init=False, repr=False, compare=False)
     tokens: Buckets = field(init=False, repr=False, compare=False)
+    cached: Buckets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_tokens", "max_length"):
@@ -78,6 +79,7 @@ class Limits:
         object.__setattr__(self, "rows", Buckets(self.max_rows, doubling_until=8))
         object.__setattr__(self, "lengths", Buckets(self.max_length, smallest=8, doubling_until=32))
         object.__setattr__(self, "tokens", Buckets(self.max_tokens, smallest=16))
+        object.__setattr__(self, "cached", Buckets(self.max_rows * self.max_length, smallest=16))
 
 
 def padding_waste(sizes: Sequence[int]) -> float:

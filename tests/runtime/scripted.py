@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import seer_dllm
 from seer_dllm import GenerationConfig, Model, Profile, Result
+from seer_dllm.backbone import DevicePacking
 from seer_dllm.config import ModelConfig
 from seer_dllm.families import FAMILIES
 
@@ -68,7 +70,7 @@ class Call:
 class ScriptedBackbone(nn.Module):
     """Has what `canvas.py`, `denoise.py` and `api.py` use of `Backbone`; counts what it computes by itself."""
 
-    resumes = masks = True
+    resumes = masks = device_packed = True
 
     def __init__(self, scripts: Sequence[Script], shift: bool = False) -> None:
         super().__init__()
@@ -94,18 +96,21 @@ class ScriptedBackbone(nn.Module):
     def run(self, hidden, packing, start=0, stop=None, *, past=None, keep=None, probe=None, mask=None) -> Tensor:
         stop = LAYERS if stop is None else stop
         assert hidden.shape == (packing.total, 5)
-        assert packing.cu_seqlens.tolist() == list(packing.starts)
-        self.calls.append(Call(start, stop, packing.lengths))
+        starts = packing.cu_seqlens.tolist()
+        lengths = tuple(b - a for a, b in pairwise(starts))
+        assert isinstance(packing, DevicePacking) or (packing.starts, packing.lengths) == (tuple(starts), lengths)
+        self.calls.append(Call(start, stop, lengths))
         self.token_layers += len(hidden) * (stop - start)
         if keep is not None:
             keep.layers += [(hidden[:, None].clone(), hidden[:, None].clone())] * (stop - start)
         out, share = hidden.clone(), torch.zeros(len(hidden))
-        for b, length in enumerate(packing.lengths):
-            own = slice(packing.starts[b], packing.starts[b] + length)
-            seen = hidden[own]
-            if past is not None:  # prompt tokens, and with block caches window tokens as well
-                at = past.packing.starts
-                seen = torch.cat((past.layers[start][0][at[b] : at[b + 1], 0], seen))
+        keys, ends = hidden, starts
+        if past is not None:  # prompt tokens, and with block caches window tokens as well, before a row's own
+            own = (hidden[:, None], hidden[:, None])
+            keys, _, cu_keys, _ = packing.join(*own, past.layers[start], past.packing)
+            keys, ends = keys[:, 0], cu_keys.tolist()
+        for b in range(len(lengths)):
+            own, seen = slice(starts[b], starts[b + 1]), keys[ends[b] : ends[b + 1]]
             if mask is not None:
                 seen = seen[mask[b, 0, 0]]
             is_prompt = seen[:, IS_PROMPT] == 1

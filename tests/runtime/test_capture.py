@@ -1,5 +1,7 @@
 """Recorded forwards: buffers, padding, copies and counts, with a stand-in for CUDA graphs."""
 
+import copy
+
 import pytest
 import torch
 from scripted import Script, Scripted, random_prompt, tiny
@@ -34,7 +36,7 @@ def test_a_replay_holds_nothing_of_the_last_one(cache):
     for lengths in shapes:
         canvas = canvas_of(lengths, cache, dense)
         plain = canvas.forward(canvas.embeddings())
-        run = capturer.bound(canvas.backbone)
+        run = capturer.bound(canvas.backbone, dense)
         captured = canvas.forward(canvas.embeddings(), run=run)
         outs.append((canvas, plain, captured))
     for canvas, plain, captured in outs:  # compared last: later replays changed no earlier result
@@ -49,9 +51,22 @@ def test_two_canvases_share_a_shape():
     capturer = Recorder()
     canvases = [canvas_of(lengths, "prompt", Dense(2, 8, 9)) for lengths in ((9, 4), (2, 7))]
     for canvas in canvases * 2:
-        out = canvas.forward(canvas.embeddings(), run=capturer.bound(canvas.backbone))
+        out = canvas.forward(canvas.embeddings(), run=capturer.bound(canvas.backbone, canvas.dense))
         assert torch.equal(out[canvas.window_at], canvas.forward(canvas.embeddings())[canvas.window_at])
     assert (capturer.captures, capturer.hits) == (1, 3)
+
+
+@torch.inference_mode()
+def test_models_share_no_recording():
+    capturer, canvas = Recorder(), canvas_of((9, 4), "none", Dense(2, 17, 0))
+    other = copy.deepcopy(canvas.backbone)
+    for weight in other.parameters():
+        weight.mul_(1.1)
+    for backbone in (canvas.backbone, other):
+        canvas.backbone = backbone
+        out = canvas.forward(canvas.embeddings(), run=capturer.bound(backbone, canvas.dense))
+        assert torch.equal(out[canvas.window_at], canvas.forward(canvas.embeddings())[canvas.window_at])
+    assert (capturer.captures, capturer.hits) == (2, 0)
 
 
 @torch.inference_mode()
@@ -62,11 +77,11 @@ def test_shapes_are_recorded_from_large_to_small():
     capturer.warm_up(backbone, shapes)
     assert capturer.order == [Dense(4, 24, 0), Dense(2, 8, 16), Dense(1, 8, 0)] and capturer.captures == 3
     canvas = canvas_of((9,), "none", Dense(4, 24, 0))
-    canvas.forward(canvas.embeddings(), run=capturer.bound(backbone))
+    canvas.forward(canvas.embeddings(), run=capturer.bound(backbone, canvas.dense))
     assert (capturer.captures, capturer.hits) == (3, 1)
     full = canvas_of((16,) * 4, "none", Dense(4, 24, 0))
     assert full.mask is None
-    full.forward(full.embeddings(), run=capturer.bound(backbone))
+    full.forward(full.embeddings(), run=capturer.bound(backbone, full.dense))
     assert (capturer.captures, capturer.hits) == (4, 1)
 
 
@@ -83,24 +98,25 @@ def test_buffers_are_counted(caplog):
 
 def test_only_whole_forwards_are_recorded():
     backbone, packing = tiny("llada_gqa").backbone, Packing([8])
-    run, hidden = Recorder().bound(backbone), torch.zeros(8, backbone.config.hidden_size)
+    run, hidden = Recorder().bound(backbone, Dense(1, 8, 0)), torch.zeros(8, backbone.config.hidden_size)
     for start, stop, more in ((0, 2, {}), (2, 8, {}), (0, 8, {"keep": KeyValues(packing)})):
         with pytest.raises(AssertionError):
             run(hidden, packing, start, stop, **more)
 
 
+@pytest.mark.parametrize("path", ["static", "varlen"])
 @pytest.mark.parametrize(("prompt", "misses"), [(684, 0), (685, 1)])
-def test_p20_the_largest_bucket_is_the_maximum(prompt, misses):
+def test_p20_the_largest_bucket_is_the_maximum(prompt, misses, path):
     """case P20: 700 tokens run in the bucket of 700; 701 run eager, counted once."""
     scripted, capturer = Scripted([Script(16)]), Recorder()
     limits = Limits(max_tokens=700, max_length=700)
     assert limits.lengths.bucket_for(700) == 700 == max(limits.tokens.sizes) and limits.lengths.bucket_for(701) is None
     config = GenerationConfig(window=16, steps=2)
     rows, profile = prepare(scripted.model, [scripted.prompt(0, prompt)], None, config, None)
-    loop = Loop(scripted.backbone, Routing(limits, COSTS, "static", capturer))
+    loop = Loop(scripted.backbone, Routing(limits, COSTS, path, capturer))
     loop.add(rows, profile)
     while loop.rows:
         loop.step()
     assert loop.counts.misses == misses
-    assert loop.counts.tokens == {"step 0": prompt + 16, "eager" if misses else "static": prompt + 16}
+    assert loop.counts.tokens == {"step 0": prompt + 16, "eager" if misses else path: prompt + 16}
     assert capturer.captures == 1 - misses

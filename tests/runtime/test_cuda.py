@@ -4,8 +4,10 @@ import pytest
 import torch
 from PIL import Image
 
-from seer_dllm import GenerationConfig, Truncation, generate, load
+from seer_dllm import Engine, GenerationConfig, Truncation, generate, load
+from seer_dllm.capture import CudaGraphs
 from seer_dllm.demo import data, model_folder
+from seer_dllm.engine import Request
 
 
 def answers(device, cache, truncation):
@@ -34,3 +36,23 @@ def test_answers_are_those_of_the_cpu(cache, truncation):
         (r.boundary, r.window_tokens, r.finish_reason, r.steps) for r in theirs
     ]
     assert any(r.truncated for r in ours) == (truncation is not None)
+
+
+def captured_answers(device, mode, cache, capturer):
+    """Texts of the same questions by an engine in bfloat16, where packed groups are captured as well, and its stats."""
+    model = load(model_folder(), device=device, dtype="bfloat16")
+    config = GenerationConfig(window=64, block=32, steps=32, cache=cache)
+    asked = data.heldout_questions(8, seed=21)
+    engine = Engine(model, mode=mode, capturer=capturer)
+    requests = [Request(question, [Image.fromarray(image)], config) for image, _, question, _ in asked]
+    return [answer.result.text for answer in engine.generate(requests, progress=False)], engine.stats()
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("mode", ["static", "varlen"])
+@pytest.mark.parametrize("cache", ["none", "prompt", "dual"])
+def test_graphs_answer_as_plain_launches_do(mode, cache):
+    plain, _ = captured_answers("cuda", mode, cache, None)
+    captured, stats = captured_answers("cuda", mode, cache, CudaGraphs())
+    assert captured == plain
+    assert stats.hits > stats.captures > 0 and stats.misses == 0 and stats.captured_bytes > 0

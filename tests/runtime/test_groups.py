@@ -11,7 +11,7 @@ from workloads import COSTS, Recorder, family_cases, random_routing, run_in_wave
 from seer_dllm import GenerationConfig, Truncation, denoise, groups
 from seer_dllm.api import prepare, result_of
 from seer_dllm.attention import RUNS, attend, attend_varlen, library
-from seer_dllm.backbone import Packing
+from seer_dllm.backbone import DevicePacking, Packing
 from seer_dllm.canvas import Canvas, Dense, prefill
 from seer_dllm.denoise import Loop
 from seer_dllm.groups import Routing
@@ -116,13 +116,26 @@ def looped_varlen(q, k, v, cu_q, cu_k, longest_q, longest_k):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("way", ["runs", "library"])
+@pytest.mark.parametrize("way", ["runs", "library", "on the device"])
 def test_packed_attention(way, cached):
-    """Neighbours of one length share a call, empty rows cost nothing, and no library gives anything else."""
+    """Neighbours of one length share a call, empty rows cost nothing, and no library gives anything else; nor do sizes
+    on the device, with room for 2 more rows, 3 more tokens and 5 more cached ones, all of them NaN.
+    """
     q, k, v, packing, past, past_packing = attention_case()
     given = (past, past_packing) if cached else (None, None)
     want = attention_by_hand(q, k, v, packing, *given)
-    got = attend(q, k, v, packing, *given) if way == "runs" else attend_varlen(q, k, v, packing, *given, looped_varlen)
+    if way == "on the device":
+        room = DevicePacking(8, 19, 14 if cached else 0)
+        place = room.take(packing, past_packing if cached else None)
+        if cached:
+            buffers = tuple(torch.full((33, 2, 8), torch.nan).index_copy(0, place, t) for t in past)
+            given = buffers, room
+        more = (torch.cat((t, torch.full((3, *t.shape[1:]), torch.nan))) for t in (q, k, v))
+        got = attend(*more, room, *given)[:16]
+    elif way == "library":
+        got = attend_varlen(q, k, v, packing, *given, looped_varlen)
+    else:
+        got = attend(q, k, v, packing, *given)
     assert got.shape == (16, 32) and (got - want).abs().max() < 1e-5
 
 

@@ -1,9 +1,13 @@
 """Measurements that a cost model is fitted to."""
 
+from unittest import mock
+
 import pytest
 from scripted import tiny
 from workloads import Recorder
 
+from seer_dllm.canvas import Dense
+from seer_dllm.capture import Packed
 from seer_dllm.costs import CostModel
 from seer_dllm.measure import SHAPES, measure
 
@@ -22,10 +26,20 @@ def test_a_cost_model_can_be_fitted():
     assert CostModel.fit(measure(backbone, SHAPES[:8], repeats=1), "here").label == "here"
 
 
-def test_static_is_measured_as_it_runs():
+def test_captured_paths_are_measured_as_they_run():
+    """Packed: rows of 6 and 8 tokens."""
     capturer = Recorder()
-    measure(tiny("llada_gqa").backbone, [(2, 8, 0), (2, 8, 4)], repeats=2, capturer=capturer)
-    assert (capturer.captures, capturer.hits) == (2, 4)
+    found = measure(tiny("llada_gqa").backbone, [(2, 8, 0), (2, 8, 4)], repeats=2, capturer=capturer)
+    assert capturer.order == [Dense(2, 8, 0), Packed(2, 14, 0), Dense(2, 8, 4), Packed(2, 14, 8)]
+    assert (capturer.captures, capturer.hits) == (4, 8)
+    assert [(m.path, m.tokens) for m in found] == [("static", 16), ("varlen", 14), ("eager", 14)] * 2
+
+
+def test_what_can_not_be_captured_is_measured_uncaptured():
+    capturer, backbone = Recorder(), tiny("llada_gqa").backbone
+    with mock.patch.object(type(backbone), "device_packed", False):
+        found = {m.path: m.seconds for m in measure(backbone, [(2, 8, 4)], repeats=1, capturer=capturer)}
+    assert capturer.order == [Dense(2, 8, 4)] and found["varlen"] == found["eager"]
 
 
 def test_repeats_are_checked():

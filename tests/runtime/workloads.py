@@ -13,7 +13,7 @@ from torch import Tensor
 from seer_dllm import GenerationConfig, Model, Profile, Result, Truncation, generate
 from seer_dllm.api import prepare, result_of
 from seer_dllm.canvas import Dense
-from seer_dllm.capture import Capturer
+from seer_dllm.capture import Capturer, Packed
 from seer_dllm.config import CACHES
 from seer_dllm.costs import CostModel, PathCost
 from seer_dllm.denoise import Loop
@@ -100,11 +100,11 @@ class Recorder(Capturer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.order: list[Dense] = []
+        self.order: list[Dense | Packed] = []
 
-    def _capture(self, backbone, dense, masked):
-        self.order.append(dense)
-        return super()._capture(backbone, dense, masked)
+    def _capture(self, backbone, shape, masked):
+        self.order.append(shape)
+        return super()._capture(backbone, shape, masked)
 
     def record(self, body):
         out = body()
