@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "outputs.h"
+
 namespace seer {
 namespace {
 
@@ -93,6 +95,14 @@ bool check_commit_tokens_values(const CommitTokensParams& p) {
     }
   }
   return repeats;
+}
+
+std::tuple<Tensor, Tensor> make_commit_tokens_outputs(CommitTokensParams& p, const Tensor& ids) {
+  Tensor written = new_output(ids, {p.B}, ScalarType::Int);
+  Tensor remaining = new_output(ids, {p.B}, ScalarType::Int);
+  p.written = written.mutable_data_ptr<int32_t>();
+  p.remaining = remaining.mutable_data_ptr<int32_t>();
+  return {written, remaining};
 }
 
 }  // namespace seer

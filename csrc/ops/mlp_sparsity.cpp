@@ -1,5 +1,7 @@
 #include "mlp_sparsity.h"
 
+#include "outputs.h"
+
 namespace seer {
 
 MlpSparsityParams make_mlp_sparsity_params(const Tensor& act, double threshold) {
@@ -15,6 +17,12 @@ MlpSparsityParams make_mlp_sparsity_params(const Tensor& act, double threshold) 
   p.I = act.size(act.dim() - 1);
   p.threshold = static_cast<float>(threshold);
   return p;
+}
+
+Tensor make_mlp_sparsity_outputs(MlpSparsityParams& p, const Tensor& act) {
+  Tensor sparsity = new_output(act, outer_sizes(act), ScalarType::Float);
+  p.sparsity = sparsity.mutable_data_ptr<float>();
+  return sparsity;
 }
 
 }  // namespace seer

@@ -1,5 +1,7 @@
 #include "silu_mul_sparsity.h"
 
+#include "outputs.h"
+
 namespace seer {
 
 SiluMulSparsityParams make_silu_mul_sparsity_params(const Tensor& gate, const Tensor& up, double threshold) {
@@ -21,6 +23,15 @@ SiluMulSparsityParams make_silu_mul_sparsity_params(const Tensor& gate, const Te
   p.I = gate.size(gate.dim() - 1);
   p.threshold = static_cast<float>(threshold);
   return p;
+}
+
+std::tuple<Tensor, Tensor> make_silu_mul_sparsity_outputs(SiluMulSparsityParams& p, const Tensor& gate) {
+  const auto sizes = gate.sizes();
+  Tensor act = new_output(gate, {sizes.begin(), sizes.end()}, gate.scalar_type());
+  Tensor sparsity = new_output(gate, outer_sizes(gate), ScalarType::Float);
+  p.act = act.mutable_data_ptr();
+  p.sparsity = sparsity.mutable_data_ptr<float>();
+  return {act, sparsity};
 }
 
 }  // namespace seer

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "outputs.h"
+
 namespace seer {
 namespace {
 constexpr const char* op = "snr_boundary";
@@ -38,6 +40,14 @@ void check_snr_boundary_values(const SnrBoundaryParams& p) {
     const int64_t n = p.lengths[b];
     SEER_CHECK(n >= 0 && n <= p.G, op, "lengths", text("lie in [0, G]=[0, ", p.G, "]"), n);
   }
+}
+
+std::tuple<Tensor, Tensor> make_snr_boundary_outputs(SnrBoundaryParams& p, const Tensor& sparsity) {
+  Tensor boundary = new_output(sparsity, {p.B}, ScalarType::Int);
+  Tensor snr = new_output(sparsity, {p.B}, ScalarType::Float);
+  p.boundary = boundary.mutable_data_ptr<int32_t>();
+  p.snr = snr.mutable_data_ptr<float>();
+  return {boundary, snr};
 }
 
 }  // namespace seer

@@ -1,5 +1,7 @@
 #include "token_confidence.h"
 
+#include "outputs.h"
+
 namespace seer {
 namespace {
 
@@ -74,6 +76,14 @@ TokenConfidenceParams make_token_confidence_params(const Tensor& logits, const s
 void check_token_confidence_values(const TokenConfidenceParams& p) {
   check_ids("suppress", p.suppress, p.suppress_stride, p.S, p.V);
   check_ids("chosen", p.chosen, p.chosen_stride, p.N, p.V);
+}
+
+std::tuple<Tensor, Tensor> make_token_confidence_outputs(TokenConfidenceParams& p, const Tensor& logits) {
+  Tensor token = new_output(logits, {p.N}, ScalarType::Long);
+  Tensor confidence = new_output(logits, {p.N}, ScalarType::Double);
+  p.token = token.mutable_data_ptr<int64_t>();
+  p.confidence = confidence.mutable_data_ptr<double>();
+  return {token, confidence};
 }
 
 }  // namespace seer

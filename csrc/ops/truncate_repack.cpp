@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "outputs.h"
 #include "token_ranges.h"
 
 namespace seer {
@@ -43,6 +44,21 @@ void check_truncate_repack_values(const TruncateRepackParams& p) {
     const int64_t offset = p.offsets[b], max = kMaxInt32 - std::min(length, p.capacity);
     SEER_CHECK(offset >= 0 && offset <= max, op, "offsets", text("lie in [0, ", max, "] for row ", b), offset);
   }
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> make_truncate_repack_outputs(TruncateRepackParams& p,
+                                                                                const Tensor& hidden) {
+  Tensor hidden_out = new_output(hidden, {p.capacity, hidden.size(1)}, hidden.scalar_type());
+  Tensor ids_out = new_output(hidden, {p.capacity}, ScalarType::Long);
+  Tensor positions = new_output(hidden, {p.capacity}, ScalarType::Int);
+  Tensor rows = new_output(hidden, {p.capacity}, ScalarType::Int);
+  Tensor cu_seqlens = new_output(hidden, {p.B + 1}, ScalarType::Int);
+  p.hidden_out = hidden_out.mutable_data_ptr();
+  p.ids_out = ids_out.mutable_data_ptr<int64_t>();
+  p.positions = positions.mutable_data_ptr<int32_t>();
+  p.rows = rows.mutable_data_ptr<int32_t>();
+  p.cu_seqlens = cu_seqlens.mutable_data_ptr<int32_t>();
+  return {hidden_out, ids_out, positions, rows, cu_seqlens};
 }
 
 }  // namespace seer

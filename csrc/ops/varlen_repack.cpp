@@ -1,5 +1,6 @@
 #include "varlen_repack.h"
 
+#include "outputs.h"
 #include "token_ranges.h"
 
 namespace seer {
@@ -27,6 +28,15 @@ void check_varlen_repack_values(const VarlenRepackParams& p) {
   for (int64_t b = 0; b < p.B; ++b) {
     check_range(op, "starts", p.starts, b, p.cu_seqlens[b + 1] - p.cu_seqlens[b], p.N, "N");
   }
+}
+
+Tensor make_varlen_repack_outputs(VarlenRepackParams& p, const Tensor& x) {
+  const auto x_sizes = x.sizes();
+  std::vector<int64_t> sizes(x_sizes.begin(), x_sizes.end());
+  sizes[0] = p.capacity;
+  Tensor out = new_output(x, sizes, x.scalar_type());
+  p.out = out.mutable_data_ptr();
+  return out;
 }
 
 }  // namespace seer

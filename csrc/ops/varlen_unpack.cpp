@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "outputs.h"
 #include "token_ranges.h"
 
 namespace seer {
@@ -81,6 +82,15 @@ void check_varlen_unpack_values(const VarlenUnpackParams& p) {
   for (int64_t b = 0; b < p.B; ++b) {
     check_range(op, "columns", p.columns, b, p.cu_seqlens[b + 1] - p.cu_seqlens[b], p.length, "length");
   }
+}
+
+Tensor make_varlen_unpack_outputs(VarlenUnpackParams& p, const Tensor& packed) {
+  const auto packed_sizes = packed.sizes();
+  std::vector<int64_t> sizes = {p.B, p.length};
+  sizes.insert(sizes.end(), packed_sizes.begin() + 1, packed_sizes.end());
+  Tensor out = new_output(packed, sizes, packed.scalar_type());
+  p.out = out.mutable_data_ptr();
+  return out;
 }
 
 }  // namespace seer

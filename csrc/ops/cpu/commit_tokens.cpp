@@ -10,13 +10,10 @@ std::tuple<Tensor, Tensor> commit_tokens_op(Tensor ids, Tensor slots, Tensor tok
   CommitTokensParams p = make_commit_tokens_params(ids, slots, token, confidence, cu_slots, quota, mask_id, threshold);
   const bool repeats = check_commit_tokens_values(p);
   const IsaKernels& kernels = isa_kernels_or_fail("commit_tokens");
-  Tensor written = new_output(ids, {p.B}, ScalarType::Int);
-  Tensor remaining = new_output(ids, {p.B}, ScalarType::Int);
-  p.written = written.mutable_data_ptr<int32_t>();
-  p.remaining = remaining.mutable_data_ptr<int32_t>();
+  auto outputs = make_commit_tokens_outputs(p, ids);
   torch::stable::parallel_for(0, p.B, rows_per_task(p.N / std::max<int64_t>(1, p.B)),
                               [&](int64_t begin, int64_t end) { commit_tokens(p, kernels, repeats, begin, end); });
-  return {written, remaining};
+  return outputs;
 }
 
 }  // namespace seer::cpu

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/cpu/isa.h"
-#include "ops/outputs.h"
 
 namespace seer::cpu {
 

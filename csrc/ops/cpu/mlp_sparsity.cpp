@@ -7,8 +7,7 @@ namespace seer::cpu {
 Tensor mlp_sparsity_op(Tensor act, double threshold) {
   MlpSparsityParams p = make_mlp_sparsity_params(act, threshold);
   const IsaKernels& kernels = isa_kernels_or_fail("mlp_sparsity");
-  Tensor sparsity = new_output(act, outer_sizes(act), ScalarType::Float);
-  p.sparsity = sparsity.mutable_data_ptr<float>();
+  Tensor sparsity = make_mlp_sparsity_outputs(p, act);
   torch::stable::parallel_for(0, p.R, rows_per_task(p.I),
                               [&](int64_t begin, int64_t end) { kernels.mlp_sparsity(p, begin, end); });
   return sparsity;

@@ -9,16 +9,13 @@ std::tuple<Tensor, Tensor> snr_boundary_op(Tensor sparsity, std::optional<Tensor
   SnrBoundaryParams p = make_snr_boundary_params(sparsity, lengths, window, min_snr, plateau, min_jump, min_keep);
   check_snr_boundary_values(p);
   const IsaKernels& kernels = isa_kernels_or_fail("snr_boundary");
-  Tensor boundary = new_output(sparsity, {p.B}, ScalarType::Int);
-  Tensor snr = new_output(sparsity, {p.B}, ScalarType::Float);
-  p.boundary = boundary.mutable_data_ptr<int32_t>();
-  p.snr = snr.mutable_data_ptr<float>();
+  auto outputs = make_snr_boundary_outputs(p, sparsity);
   torch::stable::parallel_for(0, p.B, rows_per_task(p.G * std::min(p.G, 2 * std::min(p.window, p.G))),
                               [&](int64_t begin, int64_t end) {
                                 std::vector<double> workspace(4 * p.G);
                                 kernels.snr_boundary(p, workspace.data(), begin, end);
                               });
-  return {boundary, snr};
+  return outputs;
 }
 
 }  // namespace seer::cpu

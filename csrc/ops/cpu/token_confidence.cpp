@@ -15,13 +15,10 @@ std::tuple<Tensor, Tensor> token_confidence_op(Tensor logits, std::string kind, 
   std::sort(suppressed.begin(), suppressed.end());
   p.suppress = suppressed.data();
   p.suppress_stride = 1;
-  Tensor token = new_output(logits, {p.N}, ScalarType::Long);
-  Tensor confidence = new_output(logits, {p.N}, ScalarType::Double);
-  p.token = token.mutable_data_ptr<int64_t>();
-  p.confidence = confidence.mutable_data_ptr<double>();
+  auto outputs = make_token_confidence_outputs(p, logits);
   torch::stable::parallel_for(0, p.N, rows_per_task(p.V),
                               [&](int64_t begin, int64_t end) { kernels.token_confidence(p, begin, end); });
-  return {token, confidence};
+  return outputs;
 }
 
 }  // namespace seer::cpu

@@ -8,11 +8,7 @@ namespace seer::cpu {
 Tensor varlen_repack_op(Tensor x, Tensor starts, Tensor cu_seqlens, int64_t capacity) {
   VarlenRepackParams p = make_varlen_repack_params(x, starts, cu_seqlens, capacity);
   check_varlen_repack_values(p);
-  const auto x_sizes = x.sizes();
-  std::vector<int64_t> sizes(x_sizes.begin(), x_sizes.end());
-  sizes[0] = capacity;
-  Tensor out = new_output(x, sizes, x.scalar_type());
-  p.out = out.mutable_data_ptr();
+  Tensor out = make_varlen_repack_outputs(p, x);
   torch::stable::parallel_for(0, capacity, rows_per_task(p.x.token_bytes()),
                               [&](int64_t begin, int64_t end) { varlen_repack(p, begin, end); });
   return out;

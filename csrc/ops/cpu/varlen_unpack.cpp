@@ -8,11 +8,7 @@ namespace seer::cpu {
 Tensor varlen_unpack_op(Tensor packed, Tensor columns, Tensor cu_seqlens, int64_t length, double fill) {
   VarlenUnpackParams p = make_varlen_unpack_params(packed, columns, cu_seqlens, length, fill);
   check_varlen_unpack_values(p);
-  const auto packed_sizes = packed.sizes();
-  std::vector<int64_t> sizes = {p.B, length};
-  sizes.insert(sizes.end(), packed_sizes.begin() + 1, packed_sizes.end());
-  Tensor out = new_output(packed, sizes, packed.scalar_type());
-  p.out = out.mutable_data_ptr();
+  Tensor out = make_varlen_unpack_outputs(p, packed);
   torch::stable::parallel_for(0, p.B * length, rows_per_task(p.packed.token_bytes()),
                               [&](int64_t begin, int64_t end) { varlen_unpack(p, begin, end); });
   return out;

@@ -16,13 +16,10 @@ std::tuple<Tensor, Tensor> commit_tokens_op(Tensor ids, Tensor slots, Tensor tok
     host.cu_slots = index_array(host_cu_slots);
     check_commit_tokens_values(host);
   }
-  Tensor written = new_output(ids, {p.B}, ScalarType::Int);
-  Tensor remaining = new_output(ids, {p.B}, ScalarType::Int);
+  auto outputs = make_commit_tokens_outputs(p, ids);
   Tensor workspace = new_workspace(ids, seer_cuda_commit_tokens_workspace(p));
-  p.written = written.mutable_data_ptr<int32_t>();
-  p.remaining = remaining.mutable_data_ptr<int32_t>();
   check_launch("commit_tokens", seer_cuda_commit_tokens(p, workspace.mutable_data_ptr(), launch.stream));
-  return {written, remaining};
+  return outputs;
 }
 
 }  // namespace seer::cuda

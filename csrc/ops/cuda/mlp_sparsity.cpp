@@ -7,8 +7,7 @@ namespace seer::cuda {
 Tensor mlp_sparsity_op(Tensor act, double threshold) {
   MlpSparsityParams p = make_mlp_sparsity_params(act, threshold);
   const Launch launch(act);
-  Tensor sparsity = new_output(act, outer_sizes(act), ScalarType::Float);
-  p.sparsity = sparsity.mutable_data_ptr<float>();
+  Tensor sparsity = make_mlp_sparsity_outputs(p, act);
   check_launch("mlp_sparsity", seer_cuda_mlp_sparsity(p, launch.stream));
   return sparsity;
 }

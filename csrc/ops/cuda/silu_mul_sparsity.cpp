@@ -7,13 +7,9 @@ namespace seer::cuda {
 std::tuple<Tensor, Tensor> silu_mul_sparsity_op(Tensor gate, Tensor up, double threshold) {
   SiluMulSparsityParams p = make_silu_mul_sparsity_params(gate, up, threshold);
   const Launch launch(gate);
-  const auto sizes = gate.sizes();
-  Tensor act = new_output(gate, {sizes.begin(), sizes.end()}, gate.scalar_type());
-  Tensor sparsity = new_output(gate, outer_sizes(gate), ScalarType::Float);
-  p.act = act.mutable_data_ptr();
-  p.sparsity = sparsity.mutable_data_ptr<float>();
+  auto outputs = make_silu_mul_sparsity_outputs(p, gate);
   check_launch("silu_mul_sparsity", seer_cuda_silu_mul_sparsity(p, launch.stream));
-  return {act, sparsity};
+  return outputs;
 }
 
 }  // namespace seer::cuda

@@ -14,12 +14,9 @@ std::tuple<Tensor, Tensor> snr_boundary_op(Tensor sparsity, std::optional<Tensor
     host.lengths = index_array(host_lengths);
     check_snr_boundary_values(host);
   }
-  Tensor boundary = new_output(sparsity, {p.B}, ScalarType::Int);
-  Tensor snr = new_output(sparsity, {p.B}, ScalarType::Float);
-  p.boundary = boundary.mutable_data_ptr<int32_t>();
-  p.snr = snr.mutable_data_ptr<float>();
+  auto outputs = make_snr_boundary_outputs(p, sparsity);
   check_launch("snr_boundary", seer_cuda_snr_boundary(p, launch.stream));
-  return {boundary, snr};
+  return outputs;
 }
 
 }  // namespace seer::cuda

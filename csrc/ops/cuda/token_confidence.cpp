@@ -24,14 +24,11 @@ std::tuple<Tensor, Tensor> token_confidence_op(Tensor logits, std::string kind, 
     }
     check_token_confidence_values(host);
   }
-  Tensor token = new_output(logits, {p.N}, ScalarType::Long);
-  Tensor confidence = new_output(logits, {p.N}, ScalarType::Double);
+  auto outputs = make_token_confidence_outputs(p, logits);
   Tensor workspace = new_workspace(logits, seer_cuda_token_confidence_workspace(p));
-  p.token = token.mutable_data_ptr<int64_t>();
-  p.confidence = confidence.mutable_data_ptr<double>();
   const int status = seer_cuda_token_confidence(p, workspace.mutable_data_ptr(), launch.stream);
   check_launch("token_confidence", status);
-  return {token, confidence};
+  return outputs;
 }
 
 }  // namespace seer::cuda

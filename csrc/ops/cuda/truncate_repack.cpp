@@ -21,18 +21,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> truncate_repack_op(Tensor hid
     }
     check_truncate_repack_values(host);
   }
-  Tensor hidden_out = new_output(hidden, {capacity, hidden.size(1)}, hidden.scalar_type());
-  Tensor ids_out = new_output(hidden, {capacity}, ScalarType::Long);
-  Tensor positions = new_output(hidden, {capacity}, ScalarType::Int);
-  Tensor rows = new_output(hidden, {capacity}, ScalarType::Int);
-  Tensor cu_seqlens = new_output(hidden, {p.B + 1}, ScalarType::Int);
-  p.hidden_out = hidden_out.mutable_data_ptr();
-  p.ids_out = ids_out.mutable_data_ptr<int64_t>();
-  p.positions = positions.mutable_data_ptr<int32_t>();
-  p.rows = rows.mutable_data_ptr<int32_t>();
-  p.cu_seqlens = cu_seqlens.mutable_data_ptr<int32_t>();
+  auto outputs = make_truncate_repack_outputs(p, hidden);
   check_launch("truncate_repack", seer_cuda_truncate_repack(p, launch.stream));
-  return {hidden_out, ids_out, positions, rows, cu_seqlens};
+  return outputs;
 }
 
 }  // namespace seer::cuda

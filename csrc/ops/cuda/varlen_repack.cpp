@@ -14,11 +14,7 @@ Tensor varlen_repack_op(Tensor x, Tensor starts, Tensor cu_seqlens, int64_t capa
     host.cu_seqlens = index_array(host_cu_seqlens);
     check_varlen_repack_values(host);
   }
-  const auto x_sizes = x.sizes();
-  std::vector<int64_t> sizes(x_sizes.begin(), x_sizes.end());
-  sizes[0] = capacity;
-  Tensor out = new_output(x, sizes, x.scalar_type());
-  p.out = out.mutable_data_ptr();
+  Tensor out = make_varlen_repack_outputs(p, x);
   check_launch("varlen_repack", seer_cuda_varlen_repack(p, launch.stream));
   return out;
 }

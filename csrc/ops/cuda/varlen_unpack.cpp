@@ -14,11 +14,7 @@ Tensor varlen_unpack_op(Tensor packed, Tensor columns, Tensor cu_seqlens, int64_
     host.cu_seqlens = index_array(host_cu_seqlens);
     check_varlen_unpack_values(host);
   }
-  const auto packed_sizes = packed.sizes();
-  std::vector<int64_t> sizes = {p.B, length};
-  sizes.insert(sizes.end(), packed_sizes.begin() + 1, packed_sizes.end());
-  Tensor out = new_output(packed, sizes, packed.scalar_type());
-  p.out = out.mutable_data_ptr();
+  Tensor out = make_varlen_unpack_outputs(p, packed);
   check_launch("varlen_unpack", seer_cuda_varlen_unpack(p, launch.stream));
   return out;
 }
