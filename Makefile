@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 CPP := $(shell find csrc tests/emulator tests/sass -name '*.h' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test format clean check-tools
+.PHONY: demo test test-lmms format clean check-tools
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -19,6 +19,10 @@ test: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/python -m pytest
+
+# Apart from `test`: lmms-eval brings 1.3 GB of packages.
+test-lmms: $(VENV)/.lmms
+	$(BIN)/python -m pytest tests/runtime/test_lmms.py
 
 check-tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
@@ -41,6 +45,13 @@ $(VENV)/.built: $(VENV)/.torch $(SOURCES)
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.built
 	$(PIP) --no-build-isolation -e ".[dev,plot]"
+	@touch $@
+
+# A torchvision built for another torch, as PyPI's beside a CPU torch, spoils every import of transformers. The model runs
+# without one.
+$(VENV)/.lmms: pyproject.toml | $(VENV)/.built
+	$(PIP) --no-build-isolation -e ".[lmms]" "$(TORCH)" pytest
+	$(BIN)/python -c "import torchvision" 2>/dev/null || $(BIN)/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
 
 format: $(VENV)/.dev
