@@ -238,7 +238,8 @@ def shown(value) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
+    sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    parser.add_argument("--batch", type=int, nargs="*", default=sizes, help="of the demo model; none: left out")
     parser.add_argument("--batch-8b", type=int, nargs="*", default=[1, 4, 16], help="of the 8B shapes; none: left out")
     parser.add_argument("--cache", nargs="+", default=list(CACHES), choices=CACHES)
     parser.add_argument("--lengths", nargs="+", help="first words of distributions; default: all")
@@ -262,7 +263,9 @@ def main() -> None:
         f"# Ragged batches\n\n{machine}; times are medians of {args.repeats} interleaved repeats; full windows of "
         f"{args.longest} slots, {args.slots} written a step; prompts of {PROMPTS[0]} to {PROMPTS[1]} tokens."
     ]
-    models = {"demo": (lambda: load(model_folder()), args.batch)}
+    models = {}
+    if args.batch:
+        models["demo"] = partial(load, model_folder()), args.batch
     if args.batch_8b:
         models[f"8B shapes, {args.layers} layers"] = partial(shapes_of_8b, args.layers), args.batch_8b
 
