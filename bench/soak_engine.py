@@ -8,7 +8,9 @@ Exit code 1 if a request did not end exactly once, or ended as it should not hav
 from __future__ import annotations
 
 import argparse
+import ctypes
 import random
+import resource
 import sys
 import time
 import warnings
@@ -24,9 +26,17 @@ from seer_dllm.engine import Cancelled
 from seer_dllm.router import MODES
 
 
-def resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 1e6
+def resident_mb() -> tuple[float, float]:
+    """Resident memory, and what is left of it when the allocator has given back what it keeps free (glibc alone)."""
+
+    def now() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+    before = now()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return before, now()
 
 
 def settings_of(draw: random.Random, bad: bool) -> dict:
@@ -61,9 +71,10 @@ def main() -> int:
             wrong += not isinstance(answer.error, want.pop(answer.id))  # a second answer is a KeyError
             ended["answered" if answer.error is None else type(answer.error).__name__] += 1
         if minutes > len(sizes) * args.minutes / 10:
-            sizes.append(resident_mb())
-            print(f"{minutes:.1f} min: {sum(ended.values())} ended, {sizes[-1]:.0f} MB", flush=True)
-    print(f"{dict(ended)}; lost {len(want)}, ended wrongly {wrong}; resident {sizes[0]:.0f} to {sizes[-1]:.0f} MB")
+            held, size = resident_mb()
+            sizes.append(size)
+            print(f"{minutes:.1f} min: {sum(ended.values())} ended, {held:.0f} MB, in use {size:.0f} MB", flush=True)
+    print(f"{dict(ended)}; lost {len(want)}, ended wrongly {wrong}; in use {sizes[0]:.0f} to {sizes[-1]:.0f} MB")
     print(engine.stats())
     return int(bool(want or wrong))
 
