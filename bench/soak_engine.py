@@ -25,6 +25,8 @@ from seer_dllm.demo import model_folder
 from seer_dllm.engine import Cancelled
 from seer_dllm.router import MODES
 
+SAMPLES = 10  # of the memory, each when all that was asked for has ended
+
 
 def resident_mb() -> tuple[float, float]:
     """Resident memory, and what is left of it when the allocator has given back what it keeps free (glibc alone)."""
@@ -60,8 +62,14 @@ def main() -> int:
     want: dict[int, type] = {}
     ended: Counter[str] = Counter()
     sizes, wrong, began = [], 0, time.perf_counter()
-    while (minutes := (time.perf_counter() - began) / 60) < args.minutes or engine.active:
-        if minutes < args.minutes and engine.stats().waiting < 8:
+    while len(sizes) <= SAMPLES:
+        minutes = (time.perf_counter() - began) / 60
+        due = minutes >= len(sizes) * args.minutes / SAMPLES
+        if due and not engine.active:  # between two samples what runs comes and goes
+            held, size = resident_mb()
+            sizes.append(size)
+            print(f"{minutes:.1f} min: {sum(ended.values())} ended, {held:.0f} MB, in use {size:.0f} MB", flush=True)
+        if not due and engine.stats().waiting < 8:
             bad = draw.random() < 0.15
             prompt = torch.randn(draw.randint(1, 100), hidden)
             want[engine.add_request(prompt, **settings_of(draw, bad))] = Exception if bad else type(None)
@@ -70,11 +78,7 @@ def main() -> int:
         for answer in engine.step():
             wrong += not isinstance(answer.error, want.pop(answer.id))  # a second answer is a KeyError
             ended["answered" if answer.error is None else type(answer.error).__name__] += 1
-        if minutes > len(sizes) * args.minutes / 10:
-            held, size = resident_mb()
-            sizes.append(size)
-            print(f"{minutes:.1f} min: {sum(ended.values())} ended, {held:.0f} MB, in use {size:.0f} MB", flush=True)
-    print(f"{dict(ended)}; lost {len(want)}, ended wrongly {wrong}; in use {sizes[0]:.0f} to {sizes[-1]:.0f} MB")
+    print(f"{dict(ended)}; lost {len(want)}, ended wrongly {wrong}; in use {sizes[1]:.0f} to {sizes[-1]:.0f} MB")
     print(engine.stats())
     return int(bool(want or wrong))
 
