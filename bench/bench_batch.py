@@ -261,8 +261,8 @@ def main() -> None:
         args.repeats, args.requests = 3, 12
     machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     parts = [
-        f"# Ragged batches\n\n{machine}; times are medians of {args.repeats} interleaved repeats or more; full windows of "
-        f"{args.longest} slots, {args.slots} written a step; prompts of {PROMPTS[0]} to {PROMPTS[1]} tokens."
+        f"# Ragged batches\n\n{machine}; times are medians of {args.repeats} interleaved repeats or more; full windows "
+        f"of {args.longest} slots, {args.slots} written a step; prompts of {PROMPTS[0]} to {PROMPTS[1]} tokens."
     ]
     models = {}
     if args.batch:
