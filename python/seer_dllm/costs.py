@@ -1,4 +1,4 @@
-"""What a forward costs on each of the router's paths: a linear model, fitted from measurements or read from a file."""
+"""What a group's step costs on each of the router's paths: a linear model, fitted to measurements or from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = 1  # of the file
 
 @dataclass(frozen=True)
 class PathCost:
-    """Seconds of one forward: `fixed + per_token * tokens + per_pair * pairs`. All are at least 0."""
+    """Seconds of one step of a group: `fixed + per_token * tokens + per_pair * pairs`. All are at least 0."""
 
     fixed: float
     per_token: float
@@ -33,7 +33,7 @@ class PathCost:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time of one forward.
+    """The time of one step of a group.
 
     Args:
         path: "static", "varlen" or "eager".
@@ -65,7 +65,7 @@ class FitError(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of a forward by path. The form is ours: fixed cost, cost per token, cost of attention.
+    """Seconds of a group's step by path. The form is ours: fixed cost, cost per token, cost of attention.
 
     A device that reads its weights as long as it computes few tokens has a bend in its true times, which a straight
     line misses; `error` says by how much.
@@ -87,7 +87,7 @@ class CostModel:
             raise ValueError(f"label must be a string that is not empty, got {self.label!r}")
 
     def seconds(self, path: str, tokens, pairs):
-        """Seconds of one forward; `tokens` and `pairs` as in `Measurement`, numbers or numpy arrays of one shape."""
+        """Seconds of one step; `tokens` and `pairs` as in `Measurement`, numbers or numpy arrays of one shape."""
         check_choice("path", path, PATHS)
         cost = getattr(self, path)
         return cost.fixed + cost.per_token * tokens + cost.per_pair * pairs

@@ -1,4 +1,4 @@
-"""What forwards of a model cost on this machine: measurements for `CostModel.fit`."""
+"""What steps of a model cost on this machine: measurements for `CostModel.fit`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from statistics import median
 
 import torch
 
-from seer_dllm.backbone import Backbone, KeyValues, Packing
-from seer_dllm.canvas import Dense
-from seer_dllm.capture import Capturer, Packed
-from seer_dllm.config import check_positive
-from seer_dllm.costs import Measurement
+from seer_dllm.backbone import Backbone
+from seer_dllm.capture import Capturer
+from seer_dllm.config import GenerationConfig, Profile, check_positive
+from seer_dllm.costs import CostModel, Measurement, PathCost
+from seer_dllm.denoise import Loop
+from seer_dllm.groups import Routing, parts_of, size_of
+from seer_dllm.router import Limits
+from seer_dllm.row import Row
 
 # (rows, tokens fed, tokens cached); ours: both ends of what a batch of short answers feeds, with and without a prompt.
 SHAPES = tuple((rows, fed, past) for rows in (1, 4, 16) for fed in (8, 32, 128) for past in (0, 128))
 
+_ONE = PathCost(1.0, 0.0, 0.0)
+_AS_ONE = CostModel(_ONE, _ONE, _ONE, "one group")
 
-@torch.inference_mode()
+
 def measure(
     backbone: Backbone,
     shapes: Iterable[tuple[int, int, int]] = SHAPES,
@@ -26,51 +31,92 @@ def measure(
     repeats: int = 3,
     capturer: Capturer | None = None,
 ) -> list[Measurement]:
-    """Time whole forwards on all of the router's paths, one after the other in each of the repeats: medians.
+    """Time steps of one group on all of the router's paths, one after the other in each of the repeats: medians.
 
-    The dense rows have one length, the packed ones lengths of a quarter more and less. Where no packed rows are
-    captured, "varlen" and "eager" are the same code, and what is measured counts for both.
+    They are steps of the denoising loop, with all that a group does by itself: its forward, the head on its masked
+    slots (all that is fed with a prompt cached, half of it without), what is written, and the host's wait for it. The
+    dense rows have one length, the packed ones lengths of a quarter more and less. Where no packed rows are captured,
+    "varlen" and "eager" are the same code, and what is measured counts for both.
 
     Args:
-        shapes: (rows, fed, cached) of the batches.
+        shapes: (rows, fed, cached) of the batches; `fed` is 8 at least.
         capturer: what "static" and "varlen" run through.
+    Raises:
+        ValueError: `repeats` or a shape is out of range.
     """
     check_positive("repeats", repeats)
     packs = capturer is not None and backbone.device_packed
-    runs = {}
+    groups = []
     for rows, fed, past in shapes:
-        for path in ("static", "varlen", "eager") if packs else ("static", "varlen"):
-            lengths = [fed if path == "static" else max(1, fed + (i % 3 - 1) * fed // 4) for i in range(rows)]
-            packing = Packing(lengths, [past] * rows, backbone.device)
-            run = backbone.run
-            if capturer is not None and path == "static":
-                run = capturer.bound(backbone, Dense(rows, fed, past))
-            elif packs and path == "varlen":
-                run = capturer.bound(backbone, Packed(rows, packing.total, rows * past))
-            pairs = sum(n * (n + past) for n in lengths)
-            hidden = torch.randn(packing.total, backbone.config.hidden_size).to(backbone.device, backbone.dtype)
-            runs[path, rows, fed, past] = (run, hidden, packing, _cached(backbone, rows, past), pairs, [])
+        check_positive("rows", rows)
+        if fed < 8 or past < 0:
+            raise ValueError(f"shapes must feed 8 tokens at least and see 0 cached ones at least, got {fed}, {past}")
+        paths = ("static", "varlen", "eager") if packs else ("static", "varlen")
+        groups += [_Group(backbone, path, rows, fed, past, capturer) for path in paths]
     for repeat in range(repeats + 1):  # the first one warms up
-        for run, hidden, packing, past, _, seconds in runs.values():
-            _wait(backbone)
-            began = time.perf_counter()
-            run(hidden, packing, 0, backbone.config.n_layers, past=past)
-            _wait(backbone)
-            seconds += [time.perf_counter() - began] if repeat else []
-    found = []
-    for (path, *_), (_, _, packing, _, pairs, seconds) in runs.items():
-        for name in (path,) if path == "static" or packs else ("varlen", "eager"):
-            found.append(Measurement(name, packing.total, pairs, median(seconds)))
-    return found
+        for group in groups:
+            seconds = group.step()
+            group.seconds += [seconds] if repeat else []
+    return [
+        Measurement(path, group.tokens, group.pairs, median(group.seconds))
+        for group in groups
+        for path in (("varlen", "eager") if group.path == "varlen" and not packs else (group.path,))
+    ]
 
 
-def _cached(backbone: Backbone, rows: int, past: int) -> KeyValues | None:
-    if not past:
-        return None
-    config, packing = backbone.config, Packing([past] * rows, device=backbone.device)
-    size = packing.total, config.n_kv_heads, config.head_dim
-    like = {"dtype": backbone.dtype, "device": backbone.device}
-    return KeyValues(packing, [(torch.randn(size, **like), torch.randn(size, **like)) for _ in range(config.n_layers)])
+class _Group:
+    """Rows that step together by one path; made anew before any of them is done."""
+
+    def __init__(self, backbone: Backbone, path: str, rows: int, fed: int, past: int, capturer) -> None:
+        self.path, self.seconds = path, []
+        self._backbone, self._past = backbone, past
+        lengths = [fed if path == "static" else fed + (i % 3 - 1) * fed // 4 for i in range(rows)]
+        self._windows = [n if past else n // 2 for n in lengths]
+        self._prompts = [past or n - n // 2 for n in lengths]
+        most = max(n + past for n in lengths)
+        limits = Limits(max_rows=rows, max_tokens=max(rows * most, sum(lengths)), max_length=most)
+        self._routing = Routing(limits, _AS_ONE, path, capturer)
+        self._begin()
+        made = self._loop.rows
+        sizes = [size_of(row) for row in made]
+        self.tokens, self.pairs = sum(s.fed for s in sizes), sum(s.fed * s.attended for s in sizes)
+        (part,) = parts_of(made, self._routing)
+        if part.dense is not None:
+            self.tokens = part.dense.rows * part.dense.fed
+            self.pairs = self.tokens * (part.dense.fed + part.dense.past)
+        elif part.packed is not None:
+            self.tokens = part.packed.fed
+
+    def _begin(self) -> None:
+        """Rows that have made their first step, a slot a step."""
+        config, generator = self._backbone.config, torch.Generator().manual_seed(0)
+        rows = []
+        for i, (window, prompt) in enumerate(zip(self._windows, self._prompts, strict=True)):
+            hidden = torch.randn(prompt, config.hidden_size, generator=generator)
+            hidden = hidden.to(self._backbone.device, self._backbone.dtype)
+            ids = torch.full((window,), config.mask_id)
+            settings = GenerationConfig(window=window, cache="prompt" if self._past else "none")
+            rows.append(Row(i, hidden, ids, settings, None, config.mask_id, (config.eos_id,), config.shift, None))
+        self._loop = Loop(self._backbone, self._routing)
+        self._loop.add(rows, Profile())
+        self._left = min(self._windows) - int(bool(self._past) and config.shift)
+        self._advance()
+        if self._left > 2:  # the first one in a group lays its cached keys
+            self._advance()
+
+    def _advance(self) -> None:
+        self._loop.step()
+        self._left -= 1
+
+    def step(self) -> float:
+        """Seconds of one step of all rows."""
+        if self._left <= 1:  # the step in which a row is done forms groups anew
+            self._begin()
+        _wait(self._backbone)
+        began = time.perf_counter()
+        self._advance()
+        _wait(self._backbone)
+        return time.perf_counter() - began
 
 
 def _wait(backbone: Backbone) -> None:

@@ -9,6 +9,7 @@ from workloads import Recorder
 from seer_dllm.canvas import Dense
 from seer_dllm.capture import Packed
 from seer_dllm.costs import CostModel
+from seer_dllm.denoise import Loop
 from seer_dllm.measure import SHAPES, measure
 
 
@@ -27,21 +28,49 @@ def test_a_cost_model_can_be_fitted():
 
 
 def test_captured_paths_are_measured_as_they_run():
-    """Packed: rows of 6 and 8 tokens."""
+    """Packed: rows of 6 and 8 tokens, in buckets from 16 on; dense: buckets from 8 on for cached tokens too."""
     capturer = Recorder()
     found = measure(tiny("llada_gqa").backbone, [(2, 8, 0), (2, 8, 4)], repeats=2, capturer=capturer)
-    assert capturer.order == [Dense(2, 8, 0), Packed(2, 14, 0), Dense(2, 8, 4), Packed(2, 14, 8)]
-    assert (capturer.captures, capturer.hits) == (4, 8)
-    assert [(m.path, m.tokens) for m in found] == [("static", 16), ("varlen", 14), ("eager", 14)] * 2
+    assert set(capturer.order) == {Dense(2, 8, 0), Packed(2, 16, 0), Dense(2, 8, 8), Packed(2, 16, 16)}
+    assert capturer.captures == 4 and capturer.hits >= 4 * 2  # none is recorded while it is timed
+    assert [(m.path, m.tokens) for m in found] == [("static", 16), ("varlen", 16), ("eager", 14)] * 2
+    assert [m.pairs for m in found] == [16 * 8, 36 + 64, 36 + 64, 16 * 16, 6 * 10 + 8 * 12, 6 * 10 + 8 * 12]
 
 
 def test_what_can_not_be_captured_is_measured_uncaptured():
     capturer, backbone = Recorder(), tiny("llada_gqa").backbone
     with mock.patch.object(type(backbone), "device_packed", False):
         found = {m.path: m.seconds for m in measure(backbone, [(2, 8, 4)], repeats=1, capturer=capturer)}
-    assert capturer.order == [Dense(2, 8, 4)] and found["varlen"] == found["eager"]
+    assert capturer.order == [Dense(2, 8, 8)] and found["varlen"] == found["eager"]
 
 
-def test_repeats_are_checked():
-    with pytest.raises(ValueError, match="repeats must be a positive whole number, got 0"):
-        measure(tiny("llada_gqa").backbone, repeats=0)
+@pytest.mark.parametrize("past", [0, 5])
+def test_what_is_timed_is_a_step_of_all_rows(past):
+    """However often rows are done: 3 rows of 6, 8 and 10 slots, or of half as many behind a prompt, one slot a step."""
+    backbone, steps = tiny("llada_gqa").backbone, []
+
+    def step(loop):
+        before = [(row, row.counters.steps) for row in loop.rows]
+        done = real(loop)
+        steps.append((len(before), done, [row.counters.steps - n for row, n in before]))
+        return done
+
+    real = Loop.step
+    with mock.patch.object(Loop, "step", step):
+        measure(backbone, [(3, 8, past)], repeats=9)
+    assert {(n, tuple(made)) for n, _, made in steps} == {(3, (1, 1, 1))} and not any(done for _, done, _ in steps)
+    assert len(steps) > 2 * 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"repeats": 0}, "repeats must be a positive whole number, got 0"),
+        ({"shapes": [(0, 8, 0)]}, "rows must be a positive whole number, got 0"),
+        ({"shapes": [(1, 7, 0)]}, "shapes must feed 8 tokens at least and see 0 cached ones at least, got 7, 0"),
+        ({"shapes": [(1, 8, -1)]}, "shapes must feed 8 tokens at least and see 0 cached ones at least, got 8, -1"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        measure(tiny("llada_gqa").backbone, **arguments)
