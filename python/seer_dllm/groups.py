@@ -92,7 +92,7 @@ def whole(rows: Sequence[Row], routing: Routing | None) -> list[list[Row]]:
     """The rows of one step 0, which runs packed, within the limits."""
     if routing is None:
         return [list(rows)]
-    plan = route(map(full_size, rows), routing.limits, routing.costs, "varlen")
+    plan = route(map(full_size, rows), routing.limits, routing.costs, "varlen", captured=False)
     return [[size.key for size in group.rows] for group in plan.groups]
 
 
@@ -103,14 +103,14 @@ def parts_of(rows: Sequence[Row], routing: Routing | None) -> list[Part]:
     """
     if routing is None:
         return [Part(list(rows), "varlen")]
-    parts = []
+    parts, captured = [], routing.capturer is not None
     for guided, mode in ((False, routing.mode), (True, "varlen")):
         sizes = [size_of(row) for row in rows if (row.config.cfg_scale > 0) == guided]
-        for group in route(sizes, routing.limits, routing.costs, mode).groups:
+        for group in route(sizes, routing.limits, routing.costs, mode, captured=captured).groups:
             part = Part([size.key for size in group.rows], group.path, miss=group.miss)
             if part.path == "static":
                 part = part._replace(dense=_dense(part.rows, routing))
-            elif part.path == "varlen" and routing.capturer is not None:
+            elif part.path == "varlen" and captured:
                 packed = _packed(part.rows, routing.limits)
                 part = part._replace(packed=packed) if packed else part._replace(path="eager", miss=True)
             parts.append(part)

@@ -96,7 +96,7 @@ class Group:
 
     Attributes:
         path: "static", "varlen" or "eager".
-        bucket: of a static group (rows, fed, attended), of a varlen group (tokens,), of an eager one ().
+        bucket: of a static group (rows, fed, attended), of a varlen group (tokens,); () where nothing is captured.
         tokens: tokens of the rows.
         padded_tokens, padded_pairs: what is computed, as a `Measurement` of this group counts it.
         pwr, step_waste: `padding_waste` of the lengths, and of lengths times steps.
@@ -173,7 +173,14 @@ class Plan:
         return "\n".join([f"{title} (mode {self.mode}; costs: {self.costs})", *table])
 
 
-def route(rows: Iterable[RowSize], limits: Limits, costs: CostModel, mode: str = "cost", regroup: bool = True) -> Plan:
+def route(
+    rows: Iterable[RowSize],
+    limits: Limits,
+    costs: CostModel,
+    mode: str = "cost",
+    regroup: bool = True,
+    captured: bool = True,
+) -> Plan:
     """Group rows so that they take the least time.
 
     All rows step together whatever their groups, so which are left later does not depend on the grouping: where groups
@@ -185,6 +192,7 @@ def route(rows: Iterable[RowSize], limits: Limits, costs: CostModel, mode: str =
             path; "pwr" goes by the cut-offs of `limits`. Rows that no path of the mode takes run alone and eager.
         regroup: groups will be formed anew when rows leave. False: they stay as they are until their last row is done,
             so a group is charged its forward times the most steps of its rows. "pwr" ignores it.
+        captured: groups are padded to their buckets. False: static groups to their longest row, varlen groups not.
     Raises:
         ValueError: an unknown mode, or two rows of one key.
     """
@@ -195,7 +203,7 @@ def route(rows: Iterable[RowSize], limits: Limits, costs: CostModel, mode: str =
         raise ValueError(f"rows must have keys of their own, got {next(k for k in keys if keys.count(k) > 1)!r} twice")
     if not rows:
         return Plan((), mode, costs.label)
-    prices = _Prices(rows, limits, costs)
+    prices = _Prices(rows, limits, costs, captured)
     groups = _by_waste(prices) if mode == "pwr" else _by_cost(prices, PATHS if mode == "cost" else (mode,), regroup)
     return Plan(tuple(groups), mode, costs.label)
 
@@ -206,8 +214,12 @@ class _Prices:
     Sums of a group are differences of two prefix sums, its longest row is its last. What may not be is inf.
     """
 
-    def __init__(self, rows: list[RowSize], limits: Limits, costs: CostModel) -> None:
-        self.rows, self.limits = rows, limits
+    def __init__(self, rows: list[RowSize], limits: Limits, costs: CostModel, captured: bool) -> None:
+        self.rows, self.limits, self.captured = rows, limits, captured
+
+        def padded(buckets: Buckets, sizes: np.ndarray) -> np.ndarray:
+            return _round_up(buckets, sizes) if captured else np.where(sizes <= buckets.maximum, sizes, np.inf)
+
         fed = np.array([row.fed for row in rows])
         attended = np.array([row.attended for row in rows])
         last = np.arange(len(rows))[:, None]
@@ -222,13 +234,13 @@ class _Prices:
 
         pairs = within(fed * attended)
         # A dense batch attends as far as its longest row: the bucket of a maximum is the maximum of the buckets.
-        deepest = np.maximum.accumulate(_round_up(limits.lengths, attended)[first], axis=1)
+        deepest = np.maximum.accumulate(padded(limits.lengths, attended)[first], axis=1)
         self.most_steps = np.maximum.accumulate(np.array([row.steps for row in rows])[first], axis=1)
-        dense = _round_up(limits.rows, width) * _round_up(limits.lengths, fed)[:, None]
+        dense = padded(limits.rows, width) * padded(limits.lengths, fed)[:, None]
         packed = np.where(exists, within(fed), np.inf)
         self.sizes = {  # tokens and pairs as in `Measurement`
             "static": (np.where(exists, dense, np.inf), dense * deepest),
-            "varlen": (_round_up(limits.tokens, packed), pairs),
+            "varlen": (padded(limits.tokens, packed), pairs),
             "eager": (packed, pairs),
         }
         self.seconds = {}
@@ -243,10 +255,10 @@ class _Prices:
         """Rows `first..last` by a path that takes them."""
         rows, limits = tuple(self.rows[first : last + 1]), self.limits
         bucket = ()
-        if path == "static":
+        if self.captured and path == "static":
             lengths = (rows[-1].fed, max(row.attended for row in rows))
             bucket = (limits.rows.bucket_for(len(rows)), *map(limits.lengths.bucket_for, lengths))
-        elif path == "varlen":
+        elif self.captured and path == "varlen":
             bucket = (limits.tokens.bucket_for(sum(row.fed for row in rows)),)
         at = last, last - first
         tokens, pairs = (int(np.broadcast_to(n, self.seconds[path].shape)[at]) for n in self.sizes[path])
