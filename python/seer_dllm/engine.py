@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from seer_dllm.host import HostRead
 from seer_dllm.router import Limits, RowSize, worth_cutting
 from seer_dllm.row import Row
 
+log = logging.getLogger(__name__)
 EVERY = ("step", "block")
 REMEMBERED = 4096  # latest latencies that the percentiles are taken of
 
@@ -259,7 +261,7 @@ class Engine:
                 try:
                     self._prepare(entry)
                 except Exception as error:  # whatever is wrong with a request is its own affair
-                    self._finish(entry, error=error)
+                    self._finish(entry, error=_without_frames(error))
                     continue
             if self.memory is not None and self._reserved + entry.bytes > self.memory:
                 return
@@ -343,6 +345,18 @@ class Engine:
         self._outcomes["answered"] += 1
         self._useful += result.useful_tokens
         self._latencies.append(time.perf_counter() - entry.added)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The error without its tracebacks, which go to the log.
+
+    Whoever keeps it would keep pictures and embeddings in their frames, in cycles that the collector finds late.
+    """
+    log.debug("a request failed", exc_info=error)
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__, link = None, link.__context__
+    return error
 
 
 def _typical(row: Row) -> RowSize:

@@ -1,6 +1,8 @@
 """The engine: every request answered as if alone, or failed with its own reason, whatever happens around it."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -121,6 +123,33 @@ def test_what_fails_fails_alone():
         engine.add_request(good, every="token")
     with pytest.raises(TypeError, match="windows"):
         engine.add_request(good, windows=4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"images": ["missing.png"]}, {"draft": [-1]}, {"config": GenerationConfig(1 << 20)}],
+    ids=["picture", "draft", "too long"],
+)
+def test_what_failed_is_freed_at_once(wrong):
+    """Though its answer is kept, and without the cyclic collector."""
+    engine, prompt = Engine(tiny("llada_gqa")), random_prompt(4, 4, "llada_gqa").clone()
+    alive = weakref.ref(prompt)
+    gc.collect()
+    gc.disable()
+    try:
+        engine.add_request(prompt, **wrong)
+        del prompt
+        answers = engine.step()
+        assert answers[0].error is not None and alive() is None
+    finally:
+        gc.enable()
+
+
+def test_where_a_request_failed_is_in_the_log(caplog):
+    caplog.set_level("DEBUG", "seer_dllm.engine")
+    engine = Engine(tiny("llada_gqa"))
+    engine.add_request(random_prompt(4, 4, "llada_gqa"), draft=[-1])
+    assert engine.step()[0].error is not None and "Traceback" in caplog.text
 
 
 def test_cancelling():
