@@ -10,21 +10,14 @@ costs, timed against a stock step 0 without it. Answers are kept in `--work`, fr
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from bench_rivals import look_costs
 from PIL import Image
 
 from seer_dllm import Model
-from seer_dllm.api import prepare
-from seer_dllm.backbone import Probe
-from seer_dllm.canvas import Canvas, prefill
 from seer_dllm.comparison import CutCounts
 from seer_dllm.demo import evaluate, model_folder
-from seer_dllm.detection import find_boundary
 from seer_dllm.search import clopper_pearson
 from seer_dllm.tables import markdown, mean, percent
 
@@ -65,32 +58,10 @@ def counts(records: list[evaluate.Record], setting: evaluate.Setting) -> list[li
     ]  # fmt: skip
 
 
-@torch.inference_mode()
 def detection_cost(model: Model, setting: evaluate.Setting, batch: int, repeats: int) -> float:
     """Time of the probe and the boundary as a share of a stock step 0: medians of interleaved repeats."""
-    asked = evaluate.questions(batch)
-    images = [Image.fromarray(image) for image, *_ in asked]
-    rows, profile = prepare(model, [question for _, _, question, _ in asked], images, setting.config, None)
-    canvas = Canvas(model.backbone, rows, prefill(model.backbone, rows))
-    hidden = canvas.embeddings()
-
-    def stock() -> None:
-        canvas.forward(hidden)
-
-    def probed() -> None:
-        probe = Probe(profile.probe_layers, profile.threshold)
-        canvas.forward(hidden, probe=probe)
-        values = canvas.window_values(probe.mean(), profile.slot_offset)
-        find_boundary(*values, profile, [0] * batch, canvas.unread(profile.slot_offset))
-
-    times: dict[Callable[[], None], list[float]] = {stock: [], probed: []}
-    for i in range(repeats + 2):
-        for run, seconds in times.items():
-            started = time.perf_counter()
-            run()
-            if i >= 2:
-                seconds.append(time.perf_counter() - started)
-    return statistics.median(times[probed]) / statistics.median(times[stock]) - 1
+    prompts = [model.embed_prompt(text, [Image.fromarray(image)]) for image, _, text, _ in evaluate.questions(batch)]
+    return look_costs(model, prompts, setting.config, repeats)["seer"]
 
 
 def main() -> None:
