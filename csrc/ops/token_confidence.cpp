@@ -1,11 +1,23 @@
 #include "token_confidence.h"
 
+#include <string>
+
 #include "outputs.h"
 
 namespace seer {
 namespace {
 
 constexpr const char* op = "token_confidence";
+
+std::string take(StringHandle handle) {
+  size_t length;
+  const char* data;
+  TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+  std::string taken(data, length);
+  TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return taken;
+}
 
 ConfidenceKind kind_of(const std::string& kind) {
   if (kind == "margin") return ConfidenceKind::kMargin;
@@ -31,11 +43,12 @@ void check_ids(const char* argument, const int64_t* ids, int64_t stride, int64_t
 
 }  // namespace
 
-TokenConfidenceParams make_token_confidence_params(const Tensor& logits, const std::string& kind,
+TokenConfidenceParams make_token_confidence_params(const Tensor& logits, StringHandle kind_handle,
                                                    const std::optional<Tensor>& suppress,
                                                    const std::optional<Tensor>& chosen,
                                                    const std::optional<Tensor>& temperature,
                                                    const std::optional<Tensor>& key) {
+  const std::string kind = take(kind_handle);
   check_rank(op, "logits", logits, 2, "[N, V]");
   TokenConfidenceParams p{};
   p.dtype = check_float(op, "logits", logits);

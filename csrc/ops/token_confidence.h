@@ -1,15 +1,17 @@
 #pragma once
 
+#include <torch/csrc/stable/c/shim.h>
+
 #include <optional>
-#include <string>
 
 #include "checks.h"
 #include "kernels/params.h"
 
 namespace seer {
 
-// Checks the arguments and fills all but the outputs.
-TokenConfidenceParams make_token_confidence_params(const Tensor& logits, const std::string& kind,
+// Checks the arguments and fills all but the outputs. Frees `kind`, the text as the dispatcher hands it over: torch's
+// own conversion to std::string leaks (pytorch issue 191340).
+TokenConfidenceParams make_token_confidence_params(const Tensor& logits, StringHandle kind,
                                                    const std::optional<Tensor>& suppress,
                                                    const std::optional<Tensor>& chosen,
                                                    const std::optional<Tensor>& temperature,

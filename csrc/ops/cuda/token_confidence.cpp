@@ -4,7 +4,7 @@
 
 namespace seer::cuda {
 
-std::tuple<Tensor, Tensor> token_confidence_op(Tensor logits, std::string kind, std::optional<Tensor> suppress,
+std::tuple<Tensor, Tensor> token_confidence_op(Tensor logits, StringHandle kind, std::optional<Tensor> suppress,
                                                std::optional<Tensor> chosen, std::optional<Tensor> temperature,
                                                std::optional<Tensor> key) {
   TokenConfidenceParams p = make_token_confidence_params(logits, kind, suppress, chosen, temperature, key);
