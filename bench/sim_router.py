@@ -45,7 +45,7 @@ class Synthetic:
 
     label = "synthetic: 8B in bfloat16 on an H200, reckoned"
 
-    def seconds(self, path: str, tokens, pairs):
+    def seconds(self, path: str, rows, tokens, pairs):
         linear = np.maximum(16e9 / (0.8 * 4.8e12), 16e9 / 600e12 * tokens)
         device = linear + 4 * 4096 * 32 / (300e12 if path == "static" else 270e12) * pairs
         launched = 32 * 25 * 8e-6 if path == "eager" else 0.0
@@ -55,8 +55,8 @@ class Synthetic:
 def samples(table: Synthetic) -> list[Measurement]:
     """What a start-up would measure: batches of one to 64 rows, with and without a cached prompt."""
     sizes = [(rows, fed, fed + past) for rows in (1, 4, 16, 64) for fed in (8, 32, 128, 1024) for past in (0, 896)]
-    grid = [(path, rows * fed, rows * fed * attended) for path in PATHS for rows, fed, attended in sizes]
-    return [Measurement(path, n, pairs, float(table.seconds(path, n, pairs))) for path, n, pairs in grid]
+    grid = [(path, rows, rows * fed, rows * fed * attended) for path in PATHS for rows, fed, attended in sizes]
+    return [Measurement(*at, float(table.seconds(*at))) for at in grid]
 
 
 def batch_of(kept: Callable, size: int, cache: str, seed: int) -> list[RowSize]:
@@ -83,7 +83,7 @@ def longest_padded(rows: list[RowSize], table: Synthetic) -> list[tuple[float, i
     found = []
     for batch in batches:
         tokens = len(batch) * max(r.fed for r in batch)
-        seconds = table.seconds("static", tokens, tokens * max(r.attended for r in batch))
+        seconds = table.seconds("static", len(batch), tokens, tokens * max(r.attended for r in batch))
         found.append((float(seconds), max(r.steps for r in batch)))
     return found
 
@@ -91,9 +91,8 @@ def longest_padded(rows: list[RowSize], table: Synthetic) -> list[tuple[float, i
 def planned(rows: list[RowSize], table: Synthetic, costs, mode: str, anew: bool) -> list[tuple[float, int]]:
     """The same of the router's groups, planned by `costs` and charged by the table."""
     groups = route(rows, LIMITS, costs, mode, regroup=anew).groups
-    return [
-        (float(table.seconds(g.path, g.padded_tokens, g.padded_pairs)), max(r.steps for r in g.rows)) for g in groups
-    ]
+    sizes = ((g.path, g.padded_rows, g.padded_tokens, g.padded_pairs) for g in groups)
+    return [(float(table.seconds(*size)), max(r.steps for r in g.rows)) for size, g in zip(sizes, groups, strict=True)]
 
 
 def run_time(rows: list[RowSize], step: Callable, anew: bool) -> float:

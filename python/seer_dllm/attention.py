@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from seer_dllm.backbone import DevicePacking, Packing
+    from seer_dllm.backbone import DevicePacking, DeviceRoom, Packing
 
 # (q, k, v, cu_q, cu_k, longest_q, longest_k) -> [T, heads, D]; keys and values may have fewer heads.
 Varlen = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
@@ -48,34 +48,45 @@ def attend(
     v: Tensor,
     packing: Packing | DevicePacking,
     past: tuple[Tensor, Tensor] | None = None,
-    past_packing: Packing | DevicePacking | None = None,
+    past_packing: Packing | DeviceRoom | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Bidirectional attention of every row over itself and, where given, over its own cached keys.
 
     Args:
         q: `[T, heads, D]`; k, v: `[T, kv_heads, D]`, laid out by `packing`. Rows may be empty.
-        past: cached keys and values `[T', kv_heads, D]`, laid out by `past_packing` (as many rows).
+        past: cached keys and values `[T', kv_heads, D]`, laid out by `past_packing` (as many rows). Where that is a
+            `Room`, k and v are written into them; otherwise they are copied, by runs of equal rows.
         mask: bool, broadcast to `[B, heads, queries, keys]` with the cached keys first, True where a query sees a key;
             only for rows of one length (training, padded batches).
     Returns:
         `[T, heads * D]`; undefined for tokens that no row owns.
     """
-    runs = packing.runs(past_packing)
-    if runs is None or len(runs) > 1:
+    keys = packing
+    if past is not None and past_packing.keys_at is not None:
+        for buffer, own in zip(past, (k, v), strict=True):
+            buffer.index_copy_(0, past_packing.keys_at, own)
+        (k, v), keys, past = past, past_packing, None
+    runs = packing.runs(keys if past is None else past_packing)
+    if past is None and (runs is None or len(runs) > 1):
         _, varlen = library(q.device.type, q.dtype)
         if runs is None or varlen is not None:
-            return attend_varlen(q, k, v, packing, past, past_packing, varlen or varlen_on_host)
+            sizes = packing.cu_seqlens, keys.cu_seqlens, packing.longest, keys.longest
+            return (varlen or varlen_on_host)(q, k, v, *sizes).flatten(1)
     parts = []
-    for first, stop in runs:
-        rows, own = stop - first, slice(packing.starts[first], packing.starts[stop])
-        query, key, value = (t[own].view(rows, packing.lengths[first], *t.shape[1:]) for t in (q, k, v))
+    for run in runs:
+        query = _dense(q, packing, *run)
+        key, value = _dense(k, keys, *run), _dense(v, keys, *run)
         if past is not None:
-            own = slice(past_packing.starts[first], past_packing.starts[stop])
-            cached = (t[own].view(rows, past_packing.lengths[first], *t.shape[1:]) for t in past)
+            cached = (_dense(t, past_packing, *run) for t in past)
             key, value = (torch.cat(pair, dim=1) for pair in zip(cached, (key, value), strict=True))
         parts.append(attend_dense(query, key, value, mask).flatten(0, 1))
     return (parts[0] if len(parts) == 1 else torch.cat(parts) if parts else q).flatten(1)
+
+
+def _dense(t: Tensor, packing: Packing, first: int, stop: int) -> Tensor:
+    """Rows `[first, stop)`, all of one length, as `[B, L, ...]`."""
+    return t[packing.starts[first] : packing.starts[stop]].view(stop - first, packing.lengths[first], *t.shape[1:])
 
 
 def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -85,14 +96,6 @@ def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
     if q.requires_grad and q.device.type == "cpu":
         return attend_with_matmuls(q, k, v, mask).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa).transpose(1, 2)
-
-
-def attend_varlen(q: Tensor, k: Tensor, v: Tensor, packing, past, past_packing, varlen: Varlen) -> Tensor:
-    """`attend` in one call of a library that takes `cu_seqlens`; each row's cached keys go before its own."""
-    cu_k, longest_k = packing.cu_seqlens, packing.longest
-    if past is not None:
-        k, v, cu_k, longest_k = packing.join(k, v, past, past_packing)
-    return varlen(q, k, v, packing.cu_seqlens, cu_k, packing.longest, longest_k).flatten(1)
 
 
 def varlen_on_host(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int):

@@ -20,11 +20,15 @@ from seer_dllm.config import ModelConfig
 class Packing:
     """Where the rows of a packed `[T, ...]` tensor begin, end and stand.
 
+    `keys_at` is None: rows that attend to these lie elsewhere (see `Room`).
+
     Args:
         lengths: tokens of each row, on the host (the schedule of a denoising run knows them).
         offsets: position of each row's first token (default 0); after a cached prompt, the prompt's length.
         device: where `cu_seqlens` (int32 `[B+1]`) and `positions` (int32 `[T]`) live.
     """
+
+    keys_at: Tensor | None = None
 
     def __init__(self, lengths: Sequence[int], offsets: Sequence[int] | None = None, device="cpu") -> None:
         self.lengths = tuple(int(n) for n in lengths)
@@ -42,7 +46,7 @@ class Packing:
             torch.repeat_interleave(shift, torch.tensor(self.lengths, dtype=torch.int64)) if self.lengths else index
         )
         self.positions = (index + spread).to(device)
-        self._behind: tuple[Packing, tuple[Tensor, Tensor, int]] | None = None
+        self._runs: tuple[Packing, list[tuple[int, int]]] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -57,37 +61,41 @@ class Packing:
         """All rows have one length, so `[T, ...]` may be read as `[B, L, ...]` without a copy."""
         return len(set(self.lengths)) <= 1
 
-    def runs(self, past: Packing | None = None) -> list[tuple[int, int]]:
-        """Rows `[first, stop)` that may be read as `[B, L, ...]`: neighbours of one length, and of one in `past`."""
-        if self.total and self.equal and (past is None or past.equal):
+    def runs(self, keys: Packing) -> list[tuple[int, int]]:
+        """Rows `[first, stop)` that may be read as `[B, L, ...]`: neighbours of one length, in `keys` too.
+
+        Those of the latest `keys` are remembered, as layers share them.
+        """
+        if self._runs is None or self._runs[0] is not keys:
+            self._runs = keys, self._find_runs(keys)
+        return self._runs[1]
+
+    def _find_runs(self, keys: Packing) -> list[tuple[int, int]]:
+        if self.total and self.equal and keys.equal:
             return [(0, len(self))]
-        sizes = self.lengths if past is None else list(zip(self.lengths, past.lengths, strict=True))
+        sizes = list(zip(self.lengths, keys.lengths, strict=True))
         begins = [b for b in range(len(self)) if b == 0 or sizes[b] != sizes[b - 1]]
         ends = [*begins[1:], len(self)]
         return [(b, e) for b, e in zip(begins, ends, strict=False) if self.lengths[b]]
 
-    def behind(self, past: Packing) -> tuple[Tensor, Tensor, int]:
-        """Each row behind its row of `past`: where the tokens lie in the two tensors one after the other (int64),
-        `cu_seqlens` of both together, and the longest row. One `past` at a time is remembered, as layers share it.
-        """
-        if self._behind is None or self._behind[0] is not past:
-            both = Packing([a + b for a, b in zip(past.lengths, self.lengths, strict=True)])
-            parts = []
-            for b in range(len(self)):
-                parts.append(torch.arange(past.starts[b], past.starts[b] + past.lengths[b]))
-                parts.append(torch.arange(past.total + self.starts[b], past.total + self.starts[b] + self.lengths[b]))
-            device = self.cu_seqlens.device
-            order = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
-            self._behind = past, (order.to(device), both.cu_seqlens.to(device), both.longest)
-        return self._behind[1]
 
-    def join(
-        self, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor], past_packing: Packing
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Keys and values with each row's cached ones before its own, their `cu_seqlens`, and the longest row."""
-        order, cu_keys, longest = self.behind(past_packing)
-        k, v = (torch.cat(pair)[order] for pair in zip(past, (k, v), strict=True))
-        return k, v, cu_keys, longest
+class Room(Packing):
+    """Cached keys with room for each row's own behind them: attention writes these there, and copies no cached ones.
+
+    Args:
+        cached, own: keys of each row; `lengths` counts both.
+
+    Attributes:
+        keys_at: int64 `[sum(own)]`, where the own ones go.
+    """
+
+    def __init__(self, cached: Sequence[int], own: Sequence[int], device="cpu") -> None:
+        super().__init__([a + b for a, b in zip(cached, own, strict=True)], device=device)
+        self.cached = tuple(cached)
+        own = Packing(own)
+        shift = torch.tensor([start + n for start, n in zip(self.starts, self.cached, strict=False)], dtype=torch.int64)
+        spread = torch.repeat_interleave(shift, torch.tensor(own.lengths, dtype=torch.int64))
+        self.keys_at = (own.positions + spread).to(device)
 
 
 class DevicePacking:
@@ -95,63 +103,70 @@ class DevicePacking:
 
     The rows lie tight in the first of `total` tokens. The tokens behind them belong to no row: they may hold anything,
     NaN too, and hold anything after attention. Rows that do not exist are empty.
-    Where rows have cached keys, these lie in buffers of `past + total` tokens, with room for the row's own behind them.
 
     Args:
         rows, total, past: rows, tokens and cached tokens that there is room for.
         device: where everything lives.
 
     Attributes:
-        cu_seqlens: int32 `[rows+1]`. cu_keys: the same of cached and own keys together.
-        positions: int32 `[total]`. keys_at: int64 `[total]`, where the tokens' own keys go.
+        cu_seqlens: int32 `[rows+1]`. positions: int32 `[total]`.
+        room: where the rows have cached keys, a `DeviceRoom` for these and `total` own ones.
     """
 
     def __init__(self, rows: int, total: int, past: int, device="cpu") -> None:
-        self.total, self.past = total, past
+        self.total = total
         self.cu_seqlens = torch.zeros(rows + 1, dtype=torch.int32, device=device)
-        self.cu_keys = torch.zeros_like(self.cu_seqlens)
         self.positions = torch.zeros(total, dtype=torch.int32, device=device)
-        self.keys_at = torch.arange(past, past + total, device=device)
+        self.room = DeviceRoom(rows, total, past, device) if past else None
 
     @property
     def longest(self) -> int:
         """No row is longer."""
         return self.total
 
-    def runs(self, past: DevicePacking | None = None) -> None:
+    def runs(self, keys: DevicePacking | DeviceRoom) -> None:
         """None: which rows have one length is not known here."""
 
-    def take(self, packing: Packing, past: Packing | None) -> Tensor | None:
-        """Become these rows. Returns where the cached keys go, int64 `[past.total]`; None if there are none."""
-        rows, total, device = len(packing) + 1, packing.total, self.positions.device
-        self.cu_seqlens[:rows].copy_(packing.cu_seqlens)
-        self.cu_seqlens[rows:] = total
-        self.positions[:total].copy_(packing.positions)
-        if past is None:
-            return None
-        order, cu_keys, _ = packing.behind(past)
-        self.cu_keys[:rows].copy_(cu_keys)
-        self.cu_keys[rows:] = past.total + total
-        place = order.argsort()  # of each cached key, then of each own one
-        self.keys_at[:total].copy_(place[past.total :])
-        # No row's own: each goes to a place of its own behind all rows.
-        self.keys_at[total:].copy_(torch.arange(self.past + total, self.past + self.total, device=device))
-        return place[: past.total]
+    def take(self, packing: Packing, room: Room | None) -> None:
+        """Become these rows, with this room for cached keys and theirs."""
+        _set_offsets(self.cu_seqlens, packing)
+        self.positions[: packing.total].copy_(packing.positions)
+        if room is not None:
+            self.room.take(room, packing.total)
 
-    def join(
-        self, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor], past_packing: DevicePacking
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """As `Packing.join`, but the own keys and values are written into the buffers of the cached ones."""
-        for buffer, own in zip(past, (k, v), strict=True):
-            buffer.index_copy_(0, self.keys_at, own)
-        return *past, self.cu_keys, self.past + self.total
+
+class DeviceRoom:
+    """A `Room` whose rows the device alone knows, tight in the first of `past + own` keys; the rest is no row's."""
+
+    def __init__(self, rows: int, own: int, past: int, device="cpu") -> None:
+        self.total = past + own
+        self.cu_seqlens = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self.keys_at = torch.arange(past, self.total, device=device)
+
+    @property
+    def longest(self) -> int:
+        return self.total
+
+    def take(self, room: Room, own: int) -> None:
+        """Become this one, of rows with so many own keys."""
+        _set_offsets(self.cu_seqlens, room)
+        self.keys_at[:own].copy_(room.keys_at)
+        # What no row owns goes behind all rows, each to a place of its own: there are as many as tokens without a row.
+        free = len(self.keys_at) - own
+        self.keys_at[own:].copy_(torch.arange(self.total - free, self.total, device=self.keys_at.device))
+
+
+def _set_offsets(cu_seqlens: Tensor, packing: Packing) -> None:
+    rows = len(packing) + 1
+    cu_seqlens[:rows].copy_(packing.cu_seqlens)
+    cu_seqlens[rows:] = packing.total
 
 
 @dataclass(eq=False)
 class KeyValues:
     """Keys (RoPE applied) and values of rows: per layer two `[T, Hkv, D]` tensors, laid out by `packing`."""
 
-    packing: Packing | DevicePacking
+    packing: Packing | DeviceRoom
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
@@ -300,7 +315,8 @@ class Backbone(nn.Module):
 
         Args:
             hidden: `[T, H]` in the model's dtype, laid out by `packing`.
-            past: what rows attend to beside themselves (layers are indexed as in the model).
+            past: what rows attend to beside themselves (layers are indexed as in the model). With a `Room`, their own
+                keys and values are written into it.
             keep: takes the keys and values of the layers that run, in order.
             probe: observes every layer's MLP (`Probe`, or anything with its `threshold` and `observe`).
             mask: see `attend`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from seer_dllm.backbone import Backbone, KeyValues, Packing, Probe
+from seer_dllm.backbone import Backbone, KeyValues, Packing, Probe, Room
 from seer_dllm.host import HostRead
 from seer_dllm.row import Row
 from seer_ext import ops
@@ -66,20 +66,24 @@ class Cache:
     def lay(self, lanes: Sequence[Lane], device, dense: Dense | None = None) -> KeyValues | None:
         """The lanes' keys and values in one buffer, which the cache refers to from now on; None if there are none.
 
-        The gaps that a dense batch leaves are zeros.
+        Behind each lane's is room for its own. That, and the gaps that a dense batch leaves before it, are zeros.
         """
         pieces = [self.pieces[lane] if lane.row.reuses else [] for lane in lanes]
         flat = [piece for own in pieces for piece in own]
         if not flat:
             return None
         held = [sum(stop - start for _, start, stop in own) for own in pieces]
-        packing = Packing(held if dense is None else [dense.past] * dense.rows, device=device)
+        if dense is None:
+            room = Room(held, [lane.fed_prompt + len(lane.fed_slots) for lane in lanes], device)
+        else:
+            room = Room([dense.past] * dense.rows, [dense.fed] * dense.rows, device)
         source = flat[0][0]
-        laid = [(start, start + n) for start, n in zip(packing.starts, held, strict=False)]
+        laid = [(start, start + n) for start, n in zip(room.starts, held, strict=False)]
         as_laid = [(source, start, stop) for start, stop in laid if start < stop]
-        if flat == as_laid and source.packing.lengths == packing.lengths:
-            return KeyValues(packing, source.layers)  # lies so already
-        ends = (*packing.starts[1 : len(lanes)], packing.total)
+        there = source.packing
+        if flat == as_laid and isinstance(there, Room) and (there.cached, there.lengths) == (room.cached, room.lengths):
+            return KeyValues(room, source.layers)  # lies so already
+        ends = (*room.starts[1 : len(lanes)], room.total)
         gaps = [end - stop for (_, stop), end in zip(laid, ends, strict=True)]
 
         def joined(layer: int, part: int) -> Tensor:
@@ -89,7 +93,7 @@ class Cache:
                 parts += [like.new_zeros(gap, *like.shape[1:])] if gap else []
             return torch.cat(parts)
 
-        values = KeyValues(packing, [(joined(i, 0), joined(i, 1)) for i in range(len(source.layers))])
+        values = KeyValues(room, [(joined(i, 0), joined(i, 1)) for i in range(len(source.layers))])
         for lane, (start, stop) in zip(lanes, laid, strict=True):
             if start < stop:
                 self.pieces[lane] = [(values, start, stop)]

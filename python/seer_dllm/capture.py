@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from seer_dllm.backbone import Backbone, DevicePacking, KeyValues, Packing
+from seer_dllm.backbone import Backbone, DevicePacking, KeyValues, Packing, Room
 from seer_dllm.canvas import Dense
 
 log = logging.getLogger(__name__)
@@ -115,13 +115,15 @@ class _DenseShape(_Shape):
     def __init__(self, backbone: Backbone, shape: Dense, masked: bool, record) -> None:
         device, past = backbone.device, None
         packing = Packing([shape.fed] * shape.rows, device=device)
+        index = [packing.positions]
         if shape.past:
-            held = Packing([shape.past] * shape.rows, device=device)
-            past = KeyValues(held, _layers(backbone, held.total))
+            room = Room([shape.past] * shape.rows, [shape.fed] * shape.rows, device)
+            past = KeyValues(room, _layers(backbone, room.total))
+            index.append(room.keys_at)
         size = shape.rows, 1, 1, shape.past + shape.fed
         self.mask = torch.ones(size, dtype=torch.bool, device=device) if masked else None
         mask = {"mask": self.mask} if masked else {}
-        super().__init__(backbone, packing, past, [packing.positions, *mask.values()], record, **mask)
+        super().__init__(backbone, packing, past, [*index, *mask.values()], record, **mask)
 
     def lay(self, packing: Packing, past: KeyValues | None, mask: Tensor | None) -> None:
         self.packing.positions.copy_(packing.positions)
@@ -136,15 +138,18 @@ class _PackedShape(_Shape):
     def __init__(self, backbone: Backbone, shape: Packed, masked: bool, record) -> None:
         assert not masked
         packing = DevicePacking(shape.rows, shape.fed, shape.past, backbone.device)
-        past = KeyValues(packing, _layers(backbone, _tokens(shape))) if shape.past else None
-        index = [packing.cu_seqlens, packing.cu_keys, packing.positions, packing.keys_at]
+        room, index = packing.room, [packing.cu_seqlens, packing.positions]
+        past = None
+        if room is not None:
+            past = KeyValues(room, _layers(backbone, room.total))
+            index += [room.cu_seqlens, room.keys_at]
         super().__init__(backbone, packing, past, index, record)
 
     def lay(self, packing: Packing, past: KeyValues | None, mask: Tensor | None) -> None:
-        place = self.packing.take(packing, past.packing if past is not None else None)
+        self.packing.take(packing, past.packing if past is not None else None)
         for ours, theirs in zip(self.past.layers, past.layers, strict=True) if past is not None else ():
             for buffer, values in zip(ours, theirs, strict=True):
-                buffer.index_copy_(0, place, values)
+                buffer[: len(values)].copy_(values)
 
 
 def _layers(backbone: Backbone, tokens: int) -> list[tuple[Tensor, Tensor]]:

@@ -20,11 +20,15 @@ VERSION = 1  # of the file
 
 @dataclass(frozen=True)
 class PathCost:
-    """Seconds of one step of a group: `fixed + per_token * tokens + per_pair * pairs`. All are at least 0."""
+    """Seconds of one step of a group: `fixed + per_row * rows + per_token * tokens + per_pair * pairs`.
+
+    All are at least 0. Files of before rows counted have no `per_row`.
+    """
 
     fixed: float
     per_token: float
     per_pair: float
+    per_row: float = 0.0
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -37,20 +41,22 @@ class Measurement:
 
     Args:
         path: "static", "varlen" or "eager".
+        rows: rows computed, those included that the path adds as padding.
         tokens: tokens computed, the path's padding included.
         pairs: sum over rows of tokens fed times tokens attended to, again as the path pads.
         seconds: above 0.
     """
 
     path: str
+    rows: int
     tokens: int
     pairs: int
     seconds: float
 
     def __post_init__(self) -> None:
         check_choice("path", self.path, PATHS)
-        check_positive("tokens", self.tokens)
-        check_positive("pairs", self.pairs)
+        for name in ("rows", "tokens", "pairs"):
+            check_positive(name, getattr(self, name))
         check_number("seconds", self.seconds, 0.0)
         if self.seconds == 0:
             raise ValueError(f"seconds must be above 0, got {self.seconds!r}")
@@ -65,8 +71,9 @@ class FitError(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of a group's step by path. The form is ours: fixed cost, cost per token, cost of attention.
+    """Seconds of a group's step by path. The form is ours: fixed cost, cost per row, per token, and of attention.
 
+    A row costs the host's work for it by itself and, where packed rows take a call of attention each, that call.
     A device that reads its weights as long as it computes few tokens has a bend in its true times, which a straight
     line misses; `error` says by how much.
 
@@ -86,33 +93,35 @@ class CostModel:
         if not isinstance(self.label, str) or not self.label:
             raise ValueError(f"label must be a string that is not empty, got {self.label!r}")
 
-    def seconds(self, path: str, tokens, pairs):
-        """Seconds of one step; `tokens` and `pairs` as in `Measurement`, numbers or numpy arrays of one shape."""
+    def seconds(self, path: str, rows, tokens, pairs):
+        """Seconds of one step; the sizes as in `Measurement`, numbers or numpy arrays that broadcast."""
         check_choice("path", path, PATHS)
         cost = getattr(self, path)
-        return cost.fixed + cost.per_token * tokens + cost.per_pair * pairs
+        return cost.fixed + cost.per_row * rows + cost.per_token * tokens + cost.per_pair * pairs
 
     @classmethod
     def fit(cls, measurements: Iterable[Measurement], label: str) -> CostModel:
         """The model of least squared relative error, without a negative cost.
 
-        ValueError: a path has measurements of fewer than three different sizes, which leave its three numbers open.
+        ValueError: the sizes measured of a path leave its four numbers open: they are fewer, or all of one number of
+        rows, or one size grows with another.
         """
         measurements = list(measurements)
         paths = {}
         for path in PATHS:
             own = [m for m in measurements if m.path == path]
-            sizes = len({(m.tokens, m.pairs) for m in own})
-            if sizes < 3:
-                raise ValueError(f"measurements must hold three sizes of the {path} path at least, got {sizes}")
+            sizes = np.array(sorted({(1.0, m.tokens, m.pairs, m.rows) for m in own})).reshape(-1, 4)
+            if not len(sizes) or np.linalg.matrix_rank(sizes / sizes.max(axis=0)) < 4:
+                rule = f"sizes of the {path} path that tell fixed cost, rows, tokens and pairs apart"
+                raise ValueError(f"measurements must hold {rule}, got {sizes[:, [3, 1, 2]].astype(int).tolist()}")
             seconds = np.array([m.seconds for m in own])
-            columns = np.array([(1.0, m.tokens, m.pairs) for m in own]) / seconds[:, None]
+            columns = np.array([(1.0, m.tokens, m.pairs, m.rows) for m in own]) / seconds[:, None]
             paths[path] = PathCost(*_nonnegative_least_squares(columns, np.ones(len(own))))
         return cls(**paths, label=label)
 
     def error(self, measurements: Iterable[Measurement]) -> FitError:
         """How far the predictions are off. ValueError: there are no measurements."""
-        off = [abs(self.seconds(m.path, m.tokens, m.pairs) - m.seconds) / m.seconds for m in measurements]
+        off = [abs(self.seconds(m.path, m.rows, m.tokens, m.pairs) - m.seconds) / m.seconds for m in measurements]
         if not off:
             raise ValueError("measurements must not be empty, got none")
         return FitError(median(off), max(off))
@@ -167,8 +176,10 @@ def _nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> list[float]:
 # 4 * hidden 4096 * 32 layers = 0.52 MFLOP a pair). Only the ratios matter to a plan.
 # cuda: an H200 reads the weights in 4.2 ms (80 % of 4.8 TB/s), computes 600 TFLOP/s in linear layers and 300 in
 # attention (270 packed); 800 kernels have gaps of 1 us, and cost 8 us each to launch without a graph.
-# cpu: 40 GB/s, 1 TFLOP/s, half of that in attention; nothing is captured, so the paths differ by their padding alone.
+# cpu: 40 GB/s, 1 TFLOP/s, half of that in attention; nothing is captured, so the paths differ by their padding, and by
+# the calls of attention of packed rows, 32 of 20 us each.
 _CPU = PathCost(fixed=0.4, per_token=16e-3, per_pair=1e-6)
+_CPU_PACKED = PathCost(fixed=0.4, per_token=16e-3, per_pair=1e-6, per_row=0.64e-3)
 DEFAULT_COSTS = {
     "cuda": CostModel(
         static=PathCost(fixed=5.0e-3, per_token=27e-6, per_pair=1.75e-9),
@@ -176,5 +187,7 @@ DEFAULT_COSTS = {
         eager=PathCost(fixed=7.2e-3, per_token=27e-6, per_pair=1.95e-9),
         label="default, not measured: reckoned for 8B in bfloat16 on an H200",
     ),
-    "cpu": CostModel(_CPU, _CPU, _CPU, label="default, not measured: reckoned for 8B in bfloat16 on a server CPU"),
+    "cpu": CostModel(
+        _CPU, _CPU_PACKED, _CPU_PACKED, label="default, not measured: reckoned for 8B in bfloat16 on a server CPU"
+    ),
 }

@@ -23,8 +23,9 @@ from seer_dllm.denoise import Loop, OnStep
 from seer_dllm.detection import kept_window, last_fixed
 from seer_dllm.groups import Routing, full_size
 from seer_dllm.host import HostRead
-from seer_dllm.router import Limits, RowSize, worth_cutting
+from seer_dllm.router import Limits, RowSize
 from seer_dllm.row import Row
+from seer_dllm.worth import worth_cutting
 
 log = logging.getLogger(__name__)
 EVERY = ("step", "block")
@@ -314,8 +315,8 @@ class Engine:
         now, layers = _typical(row), self.model.backbone.config.n_layers
         share = (max(profile.probe_layers) + 1) / layers
         tokens = len(row.prompt) + row.window
-        full = self.costs.seconds("varlen", tokens, tokens * tokens)
-        overhead = share * full if row.step0 == "restart" else self.costs.seconds("varlen", 0, 0) / layers
+        full = self.costs.seconds("varlen", 1, tokens, tokens * tokens)
+        overhead = share * full if row.step0 == "restart" else self.costs.seconds("varlen", 0, 0, 0) / layers
         verdict = worth_cutting(now, _typical(cut), self.costs, overhead=overhead)
         if not verdict.worth:
             row.truncation, row.reason = None, verdict.reason

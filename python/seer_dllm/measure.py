@@ -18,7 +18,9 @@ from seer_dllm.router import Limits
 from seer_dllm.row import Row
 
 # (rows, tokens fed, tokens cached); ours: both ends of what a batch of short answers feeds, with and without a prompt.
-SHAPES = tuple((rows, fed, past) for rows in (1, 4, 16) for fed in (8, 32, 128) for past in (0, 128))
+SHAPES = tuple(
+    (rows, fed, past) for rows in (1, 4, 16, 64) for fed in (8, 32, 128) for past in (0, 128) if rows * fed <= 2048
+)
 
 _ONE = PathCost(1.0, 0.0, 0.0)
 _AS_ONE = CostModel(_ONE, _ONE, _ONE, "one group")
@@ -34,12 +36,13 @@ def measure(
     """Time steps of one group on all of the router's paths, one after the other in each of the repeats: medians.
 
     They are steps of the denoising loop, with all that a group does by itself: its forward, the head on its masked
-    slots (all that is fed with a prompt cached, half of it without), what is written, and the host's wait for it. The
-    dense rows have one length, the packed ones lengths of a quarter more and less. Where no packed rows are captured,
-    "varlen" and "eager" are the same code, and what is measured counts for both.
+    slots (all that is fed with a prompt cached, half of it without), what is written, and the host's wait for it. Rows
+    are as unlike as prompts are. Where no packed rows are captured, "varlen" and "eager" are the same code, and what is
+    measured counts for both.
 
     Args:
-        shapes: (rows, fed, cached) of the batches; `fed` is 8 at least.
+        shapes: (rows, fed, cached) of the batches, in the middle: rows have up to a quarter more and less. `fed` is 8
+            at least.
         capturer: what "static" and "varlen" run through.
     Raises:
         ValueError: `repeats` or a shape is out of range.
@@ -58,7 +61,7 @@ def measure(
             seconds = group.step()
             group.seconds += [seconds] if repeat else []
     return [
-        Measurement(path, group.tokens, group.pairs, median(group.seconds))
+        Measurement(path, group.rows, group.tokens, group.pairs, median(group.seconds))
         for group in groups
         for path in (("varlen", "eager") if group.path == "varlen" and not packs else (group.path,))
     ]
@@ -70,22 +73,23 @@ class _Group:
     def __init__(self, backbone: Backbone, path: str, rows: int, fed: int, past: int, capturer) -> None:
         self.path, self.seconds = path, []
         self._backbone, self._past = backbone, past
-        lengths = [fed if path == "static" else fed + (i % 3 - 1) * fed // 4 for i in range(rows)]
+        lengths, cached = _spread(fed, rows), _spread(past, rows)
         self._windows = [n if past else n // 2 for n in lengths]
-        self._prompts = [past or n - n // 2 for n in lengths]
-        most = max(n + past for n in lengths)
-        limits = Limits(max_rows=rows, max_tokens=max(rows * most, sum(lengths)), max_length=most)
+        self._prompts = cached if past else [n - n // 2 for n in lengths]
+        most = lengths[-1] + cached[-1]
+        limits = Limits(max_rows=rows, max_tokens=2 * rows * most, max_length=2 * most)  # room for padding
         self._routing = Routing(limits, _AS_ONE, path, capturer)
         self._begin()
         made = self._loop.rows
         sizes = [size_of(row) for row in made]
+        self.rows = rows
         self.tokens, self.pairs = sum(s.fed for s in sizes), sum(s.fed * s.attended for s in sizes)
         (part,) = parts_of(made, self._routing)
         if part.dense is not None:
-            self.tokens = part.dense.rows * part.dense.fed
+            self.rows, self.tokens = part.dense.rows, part.dense.rows * part.dense.fed
             self.pairs = self.tokens * (part.dense.fed + part.dense.past)
         elif part.packed is not None:
-            self.tokens = part.packed.fed
+            self.rows, self.tokens = part.packed.rows, part.packed.fed
 
     def _begin(self) -> None:
         """Rows that have made their first step, a slot a step."""
@@ -117,6 +121,11 @@ class _Group:
         self._advance()
         _wait(self._backbone)
         return time.perf_counter() - began
+
+
+def _spread(middle: int, rows: int) -> list[int]:
+    """Sizes from a quarter less to a quarter more, in equal steps."""
+    return [middle + (2 * i - rows + 1) * middle // (4 * (rows - 1)) if rows > 1 else middle for i in range(rows)]
 
 
 def _wait(backbone: Backbone) -> None:

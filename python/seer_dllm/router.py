@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -98,7 +97,7 @@ class Group:
         path: "static", "varlen" or "eager".
         bucket: of a static group (rows, fed, attended), of a varlen group (tokens,); () where nothing is captured.
         tokens: tokens of the rows.
-        padded_tokens, padded_pairs: what is computed, as a `Measurement` of this group counts it.
+        padded_rows, padded_tokens, padded_pairs: what is computed, as a `Measurement` of this group counts it.
         pwr, step_waste: `padding_waste` of the lengths, and of lengths times steps.
         seconds: predicted, of one forward.
         reason: why these rows, this way.
@@ -108,6 +107,7 @@ class Group:
     rows: tuple[RowSize, ...]
     path: str
     bucket: tuple[int, ...]
+    padded_rows: int
     padded_tokens: int
     padded_pairs: int
     seconds: float
@@ -236,20 +236,21 @@ class _Prices:
         # A dense batch attends as far as its longest row: the bucket of a maximum is the maximum of the buckets.
         deepest = np.maximum.accumulate(padded(limits.lengths, attended)[first], axis=1)
         self.most_steps = np.maximum.accumulate(np.array([row.steps for row in rows])[first], axis=1)
-        dense = padded(limits.rows, width) * padded(limits.lengths, fed)[:, None]
+        lanes = padded(limits.rows, width)
+        dense = lanes * padded(limits.lengths, fed)[:, None]
         packed = np.where(exists, within(fed), np.inf)
-        self.sizes = {  # tokens and pairs as in `Measurement`
-            "static": (np.where(exists, dense, np.inf), dense * deepest),
-            "varlen": (padded(limits.tokens, packed), pairs),
-            "eager": (packed, pairs),
+        self.sizes = {  # rows, tokens and pairs as in `Measurement`
+            "static": (lanes, np.where(exists, dense, np.inf), dense * deepest),
+            "varlen": (lanes, padded(limits.tokens, packed), pairs),
+            "eager": (width, packed, pairs),
         }
         self.seconds = {}
-        for path, (tokens, pairs) in self.sizes.items():
+        for path, (count, tokens, pairs) in self.sizes.items():
             fits = (tokens <= limits.max_tokens) & (pairs < np.inf)
             # Infinite sizes stay out of the arithmetic: a cost of 0 would make them nan.
-            priced = costs.seconds(path, np.where(fits, tokens, 0.0), np.where(fits, pairs, 0.0))
+            priced = costs.seconds(path, count, np.where(fits, tokens, 0.0), np.where(fits, pairs, 0.0))
             self.seconds[path] = np.where(fits, priced, np.inf)
-        self.eager_alone = costs.seconds("eager", fed, fed * attended)
+        self.eager_alone = costs.seconds("eager", 1, fed, fed * attended)
 
     def group(self, first: int, last: int, path: str, reason: str) -> Group:
         """Rows `first..last` by a path that takes them."""
@@ -261,17 +262,16 @@ class _Prices:
         elif self.captured and path == "varlen":
             bucket = (limits.tokens.bucket_for(sum(row.fed for row in rows)),)
         at = last, last - first
-        tokens, pairs = (int(np.broadcast_to(n, self.seconds[path].shape)[at]) for n in self.sizes[path])
-        return Group(rows, path, bucket, tokens, pairs, float(self.seconds[path][at]), reason)
+        sizes = (int(np.broadcast_to(n, self.seconds[path].shape)[at]) for n in self.sizes[path])
+        return Group(rows, path, bucket, *sizes, float(self.seconds[path][at]), reason)
 
     def alone(self, row: int, paths: Sequence[str]) -> Group:
         """A row that none of the paths takes."""
         size, limits = self.rows[row], self.limits
         reason = f"no {' or '.join(paths)} bucket: {size.fed} fed, {size.attended} attended to"
         reason += f"; max_tokens {limits.max_tokens}, max_length {limits.max_length}"
-        return Group(
-            (size,), "eager", (), size.fed, size.fed * size.attended, float(self.eager_alone[row]), reason, True
-        )
+        sizes = 1, size.fed, size.fed * size.attended
+        return Group((size,), "eager", (), *sizes, float(self.eager_alone[row]), reason, True)
 
 
 def _round_up(buckets: Buckets, sizes: np.ndarray) -> np.ndarray:
@@ -357,42 +357,3 @@ def _by_waste(prices: _Prices) -> list[Group]:
     fill(start, stop, True, f"cut-offs {limits.static_pwr:g} and {limits.varlen_pwr:g}")
     fill(0, start, False, f"shorter than the smallest bucket of {limits.lengths.smallest}")
     return groups[::-1]
-
-
-class Verdict(NamedTuple):
-    """Whether a cut pays; `saving` in seconds, before what the cut itself costs."""
-
-    worth: bool
-    saving: float
-    reason: str
-
-
-def worth_cutting(
-    now: RowSize, cut: RowSize, costs: CostModel, *, overhead: float, path: str = "varlen", batch: int = 1
-) -> Verdict:
-    """Whether truncating a row pays for what the cut costs: predicted on exact sizes, before padding.
-
-    Args:
-        now, cut: the row with its full window and steps, and with those it would keep.
-        overhead: seconds that the cut costs (repacking; with a restart also the probe layers, run in vain).
-        batch: rows that share each forward, and thus its fixed cost.
-    Raises:
-        ValueError: an argument out of range, or `cut` is larger than `now`.
-    """
-    check_number("overhead", overhead, 0.0)
-    check_positive("batch", batch)
-    for name in ("fed", "attended", "steps"):
-        if getattr(cut, name) > getattr(now, name):
-            raise ValueError(f"cut must have no more {name} than now={getattr(now, name)}, got {getattr(cut, name)}")
-    fixed = costs.seconds(path, 0, 0)
-
-    def run(row: RowSize) -> float:
-        own = costs.seconds(path, row.fed, row.fed * row.attended) - fixed
-        return row.steps * (own + fixed / batch)
-
-    saving = run(now) - run(cut)
-    worth = saving > overhead
-    verdict = "more than" if worth else "no more than"
-    return Verdict(
-        worth, saving, f"predicted saving {1e3 * saving:.3f} ms is {verdict} the cut's {1e3 * overhead:.3f} ms"
-    )

@@ -106,9 +106,9 @@ class ScriptedBackbone(nn.Module):
         out, share = hidden.clone(), torch.zeros(len(hidden))
         keys, ends = hidden, starts
         if past is not None:  # prompt tokens, and with block caches window tokens as well, before a row's own
-            own = (hidden[:, None], hidden[:, None])
-            keys, _, cu_keys, _ = packing.join(*own, past.layers[start], past.packing)
-            keys, ends = keys[:, 0], cu_keys.tolist()
+            buffer, _ = past.layers[start]
+            buffer.index_copy_(0, past.packing.keys_at, hidden[:, None])
+            keys, ends = buffer[:, 0], past.packing.cu_seqlens.tolist()
         for b in range(len(lengths)):
             own, seen = slice(starts[b], starts[b + 1]), keys[ends[b] : ends[b + 1]]
             if mask is not None:

@@ -86,13 +86,13 @@ def test_shapes_are_recorded_from_large_to_small():
 
 
 def test_buffers_are_counted(caplog):
-    """2 lanes of 8 fed and 16 cached tokens, float32: hidden and output, positions, keys and values, mask."""
+    """2 lanes of 8 fed and 16 cached tokens, float32: hidden and output, positions and places, keys and values, mask."""
     capturer, backbone = Recorder(), tiny("llada_gqa").backbone
     config = backbone.config
     with torch.inference_mode(), caplog.at_level("INFO"):
         capturer.warm_up(backbone, [Dense(2, 8, 16)])
-    held = config.n_layers * 2 * 32 * config.n_kv_heads * config.head_dim * 4
-    assert capturer.bytes == 2 * 16 * config.hidden_size * 4 + 16 * 4 + held + 2 * 24
+    held = config.n_layers * 2 * 48 * config.n_kv_heads * config.head_dim * 4
+    assert capturer.bytes == 2 * 16 * config.hidden_size * 4 + 16 * 4 + held + 16 * 8 + 2 * 24
     assert f"{capturer.bytes} bytes" in caplog.text
 
 

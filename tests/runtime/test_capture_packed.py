@@ -15,7 +15,7 @@ from workloads import COSTS, Recorder, family_cases, run_in_waves, scripted_case
 
 from seer_dllm import GenerationConfig, attention
 from seer_dllm.api import prepare
-from seer_dllm.backbone import Backbone, DevicePacking, KeyValues, Packing
+from seer_dllm.backbone import Backbone, DevicePacking, KeyValues, Packing, Room
 from seer_dllm.canvas import Canvas, Dense, prefill
 from seer_dllm.capture import Capturer, CudaGraphs, Packed
 from seer_dllm.denoise import Loop
@@ -100,7 +100,7 @@ def test_replays_of_other_rows(config, shape, poisoned_attention):
     """One shape: two rows in a room full of NaN, four that fill it, then one, then three longer ones."""
     canvases = [canvas_of(lengths, **config) for lengths in LENGTHS]
     full = canvases[1]
-    assert (len(full.lanes), full.packing.total, full.past.packing.total if full.past else 0) == (
+    assert (len(full.lanes), full.packing.total, sum(full.past.packing.cached) if full.past else 0) == (
         shape.rows, shape.fed, shape.past,
     )  # fmt: skip
     assert_replays(Poisoned(), canvases, shape)
@@ -137,9 +137,9 @@ def test_rows_without_tokens(past, poisoned_attention):
     backbone, capturer = tiny("llada_gqa").backbone, Poisoned()
     config = backbone.config
     for lengths in ((), (0, 0), (0, 3, 0)):
-        packing, held = Packing(lengths), Packing([2 if n else 0 for n in lengths])
-        size = held.total, config.n_kv_heads, config.head_dim
-        kv = KeyValues(held, [(torch.randn(size), torch.randn(size)) for _ in range(8)]) if past else None
+        packing, room = Packing(lengths), Room([2 if n else 0 for n in lengths], lengths)
+        size = room.total, config.n_kv_heads, config.head_dim
+        kv = KeyValues(room, [(torch.randn(size), torch.randn(size)) for _ in range(8)]) if past else None
         hidden = torch.randn(packing.total, config.hidden_size)
         got = capturer.bound(backbone, Packed(4, 16, past))(hidden, packing, 0, 8, past=kv)
         assert got.shape == hidden.shape
@@ -149,13 +149,12 @@ def test_rows_without_tokens(past, poisoned_attention):
 
 def test_what_the_device_knows_of_the_rows():
     """Rows of 2 and 1 tokens at positions 3 and 1, behind 3 and 1 cached ones; before them, rows that filled all."""
-    room = DevicePacking(4, 10, 6)
-    room.take(Packing([3, 3, 3, 1]), Packing([2, 2, 1, 1]))
-    place = room.take(Packing([2, 1], [3, 1]), Packing([3, 1]))
-    assert room.cu_seqlens.tolist() == [0, 2, 3, 3, 3] and room.cu_keys.tolist() == [0, 5, 7, 7, 7]
-    assert room.positions[:3].tolist() == [3, 4, 1]
-    assert place.tolist() == [0, 1, 2, 5]
-    assert room.keys_at.tolist() == [3, 4, 6, 9, 10, 11, 12, 13, 14, 15]  # of no row: behind all 4 + 3 keys
+    wide = DevicePacking(4, 10, 6)
+    wide.take(Packing([3, 3, 3, 1]), Room([2, 2, 1, 1], [3, 3, 3, 1]))
+    wide.take(Packing([2, 1], [3, 1]), Room([3, 1], [2, 1]))
+    assert wide.cu_seqlens.tolist() == [0, 2, 3, 3, 3] and wide.room.cu_seqlens.tolist() == [0, 5, 7, 7, 7]
+    assert wide.positions[:3].tolist() == [3, 4, 1]
+    assert wide.room.keys_at.tolist() == [3, 4, 6, 9, 10, 11, 12, 13, 14, 15]  # of no row: behind all 4 + 3 keys
 
 
 @torch.inference_mode()
@@ -304,7 +303,8 @@ def test_the_device_does_it_alone(shape):
         capturer.warm_up(backbone, [shape])
     if isinstance(shape, Packed):
         assert sum("varlen" in name for name in capturer.calls) == config.n_layers
-        assert capturer.calls.count("index_copy_") == 2 * config.n_layers * (shape.past > 0)
+    assert capturer.calls.count("index_copy_") == 2 * config.n_layers * (shape.past > 0)
+    assert not any("index_select" in name or name == "index" for name in capturer.calls)  # no cached key is copied
 
 
 @pytest.mark.parametrize(("dtype", "takes"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, True)])

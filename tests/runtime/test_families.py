@@ -185,7 +185,7 @@ def test_the_twin_is_cut_alike(family, cache, step0):
     plain_run = model.backbone.run
 
     def run(hidden, packing, *args, past=None, **more):
-        seen.append((packing.lengths, (0, 0) if past is None else past.packing.lengths))
+        seen.append((packing.lengths, (0, 0) if past is None else past.packing.cached))
         return plain_run(hidden, packing, *args, past=past, **more)
 
     config = GenerationConfig(window=48, block=16, steps=24, cfg_scale=1.0, cache=cache)

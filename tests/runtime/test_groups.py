@@ -8,10 +8,10 @@ import torch
 from scripted import LAYERS, Script, Scripted, differences, random_prompt, tiny, words
 from workloads import COSTS, Recorder, family_cases, random_routing, run_in_waves, scripted_cases
 
-from seer_dllm import GenerationConfig, Truncation, denoise, groups
+from seer_dllm import GenerationConfig, Truncation, attention, denoise, groups
 from seer_dllm.api import prepare, result_of
-from seer_dllm.attention import RUNS, attend, attend_varlen, library
-from seer_dllm.backbone import DevicePacking, Packing
+from seer_dllm.attention import RUNS, attend, library
+from seer_dllm.backbone import DevicePacking, DeviceRoom, Packing, Room
 from seer_dllm.canvas import Canvas, Dense, prefill
 from seer_dllm.denoise import Loop
 from seer_dllm.groups import Routing
@@ -87,6 +87,10 @@ def attention_case(dtype=torch.float32):
     return q, k, v, packing, past, past_packing
 
 
+# Places of the nine in a `Room` for these rows, of 5, 5, 4, 5, 0 and 6 keys.
+CACHED_AT = torch.tensor([0, 1, 5, 6, 10, 11, 12, 13, 19])
+
+
 def attention_by_hand(q, k, v, packing, past=None, past_packing=None):
     """float64, a row and a head at a time; two query heads share a key head."""
     out = []
@@ -116,36 +120,57 @@ def looped_varlen(q, k, v, cu_q, cu_k, longest_q, longest_k):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("way", ["runs", "library", "on the device"])
-def test_packed_attention(way, cached):
+@pytest.mark.parametrize("way", ["apart", "runs", "library", "on the device"])
+def test_packed_attention(way, cached, monkeypatch):
     """Neighbours of one length share a call, empty rows cost nothing, and no library gives anything else; nor do sizes
     on the device, with room for 2 more rows, 3 more tokens and 5 more cached ones, all of them NaN.
     """
     q, k, v, packing, past, past_packing = attention_case()
     given = (past, past_packing) if cached else (None, None)
     want = attention_by_hand(q, k, v, packing, *given)
+    if way == "library":
+        monkeypatch.setattr(attention, "library", lambda *_: ("by its own arguments", looped_varlen))
+    room = Room(past_packing.lengths, packing.lengths)
+    if cached and way != "apart":
+        given = tuple(torch.full((25, 2, 8), torch.nan).index_copy(0, CACHED_AT, t) for t in past), room
     if way == "on the device":
-        room = DevicePacking(8, 19, 14 if cached else 0)
-        place = room.take(packing, past_packing if cached else None)
+        wide = DevicePacking(8, 19, 14 if cached else 0)
+        wide.take(packing, room if cached else None)
         if cached:
-            buffers = tuple(torch.full((33, 2, 8), torch.nan).index_copy(0, place, t) for t in past)
-            given = buffers, room
+            nan = torch.full((8, 2, 8), torch.nan)
+            given = tuple(torch.cat((t, nan)) for t in given[0]), wide.room
         more = (torch.cat((t, torch.full((3, *t.shape[1:]), torch.nan))) for t in (q, k, v))
-        got = attend(*more, room, *given)[:16]
-    elif way == "library":
-        got = attend_varlen(q, k, v, packing, *given, looped_varlen)
+        got = attend(*more, wide, *given)[:16]
     else:
         got = attend(q, k, v, packing, *given)
     assert got.shape == (16, 32) and (got - want).abs().max() < 1e-5
+    if cached:  # nothing but the rows' own keys and values is written
+        kept = given[0] if way == "apart" else tuple(t[CACHED_AT] for t in given[0])
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, attention_case()[4], strict=True))
+
+
+def test_a_room_by_hand():
+    """Rows of 3, 0 and 2 tokens behind 1, 2 and 0 cached ones."""
+    room = Room([1, 2, 0], [3, 0, 2])
+    assert (room.lengths, room.cached, room.starts, room.total) == ((4, 2, 2), (1, 2, 0), (0, 4, 6, 8), 8)
+    assert room.keys_at.tolist() == [1, 2, 3, 6, 7] and room.cu_seqlens.tolist() == [0, 4, 6, 8]
+    assert Room([], []).keys_at.tolist() == []
+    wide = DeviceRoom(4, 7, 5)
+    wide.take(room, 5)
+    assert wide.cu_seqlens.tolist() == [0, 4, 6, 8, 8]
+    assert wide.keys_at.tolist() == [1, 2, 3, 6, 7, 10, 11]
 
 
 def test_runs_of_equal_rows():
     packing, past = Packing([3, 3, 0, 5, 0, 5]), Packing([2, 2, 4, 0, 0, 1])
-    assert packing.runs() == [(0, 2), (3, 4), (5, 6)]
-    assert packing.runs(past) == [(0, 2), (3, 4), (5, 6)]
-    assert Packing([4, 4, 4]).runs() == [(0, 3)]
-    assert Packing([4, 4, 4]).runs(Packing([1, 2, 2])) == [(0, 1), (1, 3)]
-    assert Packing([0, 0]).runs() == Packing([]).runs() == []
+    assert packing.runs(packing) == [(0, 2), (3, 4), (5, 6)]
+    assert packing.runs(past) == packing.runs(Room(past.lengths, packing.lengths)) == [(0, 2), (3, 4), (5, 6)]
+    even = Packing([4, 4, 4])
+    assert even.runs(even) == [(0, 3)]
+    assert even.runs(Packing([1, 2, 2])) == even.runs(Room([1, 2, 2], even.lengths)) == [(0, 1), (1, 3)]
+    assert even.runs(even) == [(0, 3)]  # not those of the room
+    for none in ([0, 0], []):
+        assert Packing(none).runs(Packing(none)) == []
     assert attend(*(torch.ones(0, 2, 8) for _ in range(3)), Packing([0, 0])).shape == (0, 16)
 
 

@@ -14,10 +14,11 @@ from seer_dllm.measure import SHAPES, measure
 
 
 def test_sizes_and_paths():
-    """Dense: 3 x 8 tokens that see 8 + 5; packed: 6, 8 and 10 tokens that see 5 more."""
+    """Dense: 3 x 10 tokens that see 10 + 6; packed: 6, 8 and 10 tokens that see 3, 5 and 6 more."""
     found = {m.path: m for m in measure(tiny("llada_gqa").backbone, [(3, 8, 5)], repeats=1)}
-    assert {path: (m.tokens, m.pairs) for path, m in found.items()} == {
-        "static": (24, 24 * 13), "varlen": (24, 6 * 11 + 8 * 13 + 10 * 15), "eager": (24, 320),
+    packed = 6 * (6 + 3) + 8 * (8 + 5) + 10 * (10 + 6)
+    assert {path: (m.rows, m.tokens, m.pairs) for path, m in found.items()} == {
+        "static": (3, 30, 30 * 16), "varlen": (3, 24, packed), "eager": (3, 24, packed),
     }  # fmt: skip
     assert found["varlen"].seconds == found["eager"].seconds > 0
 
@@ -28,20 +29,20 @@ def test_a_cost_model_can_be_fitted():
 
 
 def test_captured_paths_are_measured_as_they_run():
-    """Packed: rows of 6 and 8 tokens, in buckets from 16 on; dense: buckets from 8 on for cached tokens too."""
+    """Rows of 6 and 10 tokens; packed in buckets from 16 on; dense from 8 on, and for 3 and 5 cached ones too."""
     capturer = Recorder()
     found = measure(tiny("llada_gqa").backbone, [(2, 8, 0), (2, 8, 4)], repeats=2, capturer=capturer)
-    assert set(capturer.order) == {Dense(2, 8, 0), Packed(2, 16, 0), Dense(2, 8, 8), Packed(2, 16, 16)}
+    assert set(capturer.order) == {Dense(2, 16, 0), Packed(2, 16, 0), Dense(2, 16, 8), Packed(2, 16, 16)}
     assert capturer.captures == 4 and capturer.hits >= 4 * 2  # none is recorded while it is timed
-    assert [(m.path, m.tokens) for m in found] == [("static", 16), ("varlen", 16), ("eager", 14)] * 2
-    assert [m.pairs for m in found] == [16 * 8, 36 + 64, 36 + 64, 16 * 16, 6 * 10 + 8 * 12, 6 * 10 + 8 * 12]
+    assert [(m.path, m.tokens) for m in found] == [("static", 32), ("varlen", 16), ("eager", 16)] * 2
+    assert [m.pairs for m in found] == [32 * 16, 136, 136, 32 * 24, 6 * 9 + 10 * 15, 6 * 9 + 10 * 15]
 
 
 def test_what_can_not_be_captured_is_measured_uncaptured():
     capturer, backbone = Recorder(), tiny("llada_gqa").backbone
     with mock.patch.object(type(backbone), "device_packed", False):
         found = {m.path: m.seconds for m in measure(backbone, [(2, 8, 4)], repeats=1, capturer=capturer)}
-    assert capturer.order == [Dense(2, 8, 8)] and found["varlen"] == found["eager"]
+    assert capturer.order == [Dense(2, 16, 8)] and found["varlen"] == found["eager"]
 
 
 @pytest.mark.parametrize("past", [0, 5])

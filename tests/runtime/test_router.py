@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from seer_dllm.costs import DEFAULT_COSTS, PATHS, CostModel, PathCost
-from seer_dllm.router import MODES, Limits, RowSize, padding_waste, route, worth_cutting
+from seer_dllm.router import MODES, Limits, RowSize, padding_waste, route
 
 CUDA = DEFAULT_COSTS["cuda"]
 
@@ -17,7 +17,7 @@ def rows_of(*fed, past=0, steps=4):
 
 
 def flat(static=(0, 1, 0), varlen=(0, 1, 0), eager=(0, 1, 0)):
-    """Costs in round numbers: (fixed, per token, per pair) of each path."""
+    """Costs in round numbers: (fixed, per token, per pair, per row) of each path."""
     return CostModel(PathCost(*static), PathCost(*varlen), PathCost(*eager), label="round numbers")
 
 
@@ -71,6 +71,20 @@ def test_the_cheapest_path_by_hand():
     assert cut(route(rows_of(3, 3), Limits(), replace(costs, eager=PathCost(29, 1, 0)))) == [("eager", [3, 3])]
 
 
+def test_rows_that_cost_by_themselves():
+    """Ten rows of 8 and two of 104: static 10 + 80 and 10 + 208. Packed rows cost 30 beside tokens, then nothing."""
+    rows = rows_of(*[8] * 10, 104, 104)
+    plan = route(rows, Limits(), flat((10, 1, 0), (20, 1, 0, 30), (20, 1, 0, 30)), captured=False)
+    assert cut(plan) == [("static", [8] * 10), ("static", [104, 104])] and plan.seconds == 90 + 218
+    assert [g.padded_rows for g in plan.groups] == [10, 2]
+    plan = route(rows, Limits(), flat((110, 1, 0), (20, 1, 0), (20, 1, 0, 1)), captured=False)
+    assert cut(plan) == [("varlen", [8] * 10 + [104, 104])] and plan.seconds == 20 + 288
+    # Captured: buckets of 4 rows and 32 tokens; eager is free of both.
+    rooms = flat((900, 1, 0, 9), (20, 1, 0, 2), (20, 1, 0, 2))
+    for mode, seconds in (("static", 900 + 32 + 36), ("varlen", 20 + 32 + 8), ("cost", 20 + 24 + 6)):
+        assert route(rows_of(8, 8, 8), Limits(), rooms, mode).seconds == seconds
+
+
 def test_nothing_is_rounded_up_where_nothing_is_captured():
     """100 and 130: static 2 x 130 + 20, varlen 230 + 39; 100 and 110: 2 x 110 + 20 against 210 + 39. Limits hold."""
     costs = flat(static=(20, 1, 0), varlen=(39, 1, 0), eager=(90, 1, 0))
@@ -121,7 +135,7 @@ def test_a_row_above_the_maximum_runs_eager_and_is_counted(mode):
     assert plan.misses == 1
     over = plan.groups[-1]
     assert (over.path, over.bucket, len(over.rows), over.miss) == ("eager", (), 1, True)
-    assert over.seconds == pytest.approx(CUDA.seconds("eager", 701, 701 * 701))
+    assert over.seconds == pytest.approx(CUDA.seconds("eager", 1, 701, 701 * 701))
     assert "701 fed" in over.reason and "max_tokens 700" in over.reason
 
 
@@ -160,16 +174,18 @@ def price(group, limits, costs, path, captured=True):
             (size for size in (buckets.sizes if captured else range(n, n + 1)) if size >= n), default=float("inf")
         )
 
-    tokens, pairs = sum(r.fed for r in group), sum(r.fed * r.attended for r in group)
+    count, tokens, pairs = len(group), sum(r.fed for r in group), sum(r.fed * r.attended for r in group)
+    if path != "eager":
+        count = up(limits.rows, count)
     if path == "static":
-        tokens = up(limits.rows, len(group)) * up(limits.lengths, max(r.fed for r in group))
+        tokens = count * up(limits.lengths, max(r.fed for r in group))
         pairs = tokens * up(limits.lengths, max(r.attended for r in group))
     elif path == "varlen":
         tokens = up(limits.tokens, tokens)
     if len(group) > limits.max_rows or tokens > limits.max_tokens or pairs == float("inf"):
         return float("inf")
     cost = getattr(costs, path)
-    return cost.fixed + cost.per_token * tokens + cost.per_pair * pairs
+    return cost.fixed + cost.per_row * count + cost.per_token * tokens + cost.per_pair * pairs
 
 
 def cheapest(group, limits, costs, paths, regroup=True, captured=True):
@@ -209,7 +225,8 @@ def random_case(draw, past):
     fed = [draw.randint(1, top) for _ in range(count)]
     rows = [RowSize(i, n, n + (draw.randint(0, 900) if past else 0), draw.randint(1, 9)) for i, n in enumerate(fed)]
     limits = Limits(draw.randint(1, 8), draw.choice((2000, 16384)), 4096)
-    costs = [PathCost(draw.uniform(0, 500), draw.uniform(0, 3), draw.uniform(0, 1e-3)) for _ in PATHS]
+    most = 500, 3, 1e-3, 100
+    costs = [PathCost(*(draw.uniform(0, n) for n in most)) for _ in PATHS]
     return rows, limits, CostModel(*costs, label="random")
 
 
@@ -324,36 +341,3 @@ def test_explain_is_an_aligned_table():
 def test_bad_arguments_are_refused(make, rule):
     with pytest.raises(ValueError, match=rule):
         make()
-
-
-def test_a_cut_pays_where_it_saves_more_than_it_costs():
-    """Alone, fixed 10: 4 x (10 + 32) = 168 before, 1 x (10 + 8) = 18 after: 150 saved. Of ten rows: 132 - 9 = 123."""
-    costs = flat(varlen=(10, 1, 0))
-    now, short = RowSize("a", 32, 40, 4), RowSize("a", 8, 16, 1)
-    assert worth_cutting(now, short, costs, overhead=149)[:2] == (True, 150)
-    assert worth_cutting(now, short, costs, overhead=150)[:2] == (False, 150)
-    assert worth_cutting(now, short, costs, overhead=122, batch=10)[:2] == (True, 123)
-    verdict = worth_cutting(now, short, costs, overhead=124, batch=10)
-    assert not verdict.worth
-    assert verdict.reason == "predicted saving 123000.000 ms is no more than the cut's 124000.000 ms"
-    # Attention counts by what is fed times what is seen: 4 x 32 x 40 - 8 x 16.
-    assert worth_cutting(now, short, flat(varlen=(0, 0, 1)), overhead=0).saving == 4992
-
-
-def test_a_window_of_32_cut_to_30_is_left_alone():
-    """Two slots of 32 behind a prompt of 1000, at equal steps: 16 x 2 x 27 us is less than a forward."""
-    now, cut_row = RowSize(0, 1032, 1032, 16), RowSize(0, 1030, 1030, 16)
-    verdict = worth_cutting(now, cut_row, CUDA, overhead=CUDA.seconds("varlen", 1032, 1032 * 1032) / 4)
-    assert not verdict.worth and verdict.saving == pytest.approx(16 * (2 * 27e-6 + (1032**2 - 1030**2) * 1.95e-9))
-    assert not worth_cutting(now, now, CUDA, overhead=0.0).worth
-
-
-def test_cuts_that_are_none_are_refused():
-    now = RowSize("a", 32, 40, 4)
-    for wrong in ({"fed": 33}, {"attended": 41}, {"steps": 5}):
-        with pytest.raises(ValueError, match=f"cut must have no more {next(iter(wrong))} than now="):
-            worth_cutting(now, replace(now, **wrong), CUDA, overhead=0.0)
-    with pytest.raises(ValueError, match="overhead must be a number of at least 0, got -1"):
-        worth_cutting(now, now, CUDA, overhead=-1)
-    with pytest.raises(ValueError, match="batch must be a positive whole number, got 0"):
-        worth_cutting(now, now, CUDA, overhead=0.0, batch=0)
