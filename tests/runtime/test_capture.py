@@ -86,7 +86,7 @@ def test_shapes_are_recorded_from_large_to_small():
 
 
 def test_buffers_are_counted(caplog):
-    """2 lanes of 8 fed and 16 cached tokens, float32: hidden and output, positions and places, keys and values, mask."""
+    """2 lanes of 8 fed and 16 cached tokens, float32: hidden and output, positions, keys and values, places, mask."""
     capturer, backbone = Recorder(), tiny("llada_gqa").backbone
     config = backbone.config
     with torch.inference_mode(), caplog.at_level("INFO"):
