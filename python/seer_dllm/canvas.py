@@ -166,8 +166,9 @@ class Canvas:
         self._prompts = self._lay_prompts()
 
     def fits(self, rows: Sequence[Row]) -> bool:
-        """Whether these are the rows on the canvas, and they feed what it was made for."""
-        return self.rows == list(rows) and all(self._fed[row] == (row.span, row.reuses) for row in rows)
+        """Whether these are the rows on the canvas, in whatever order, and they feed what it was made for."""
+        there = len(rows) == len(self.rows) and set(rows) == set(self.rows)
+        return there and all(self._fed[row] == (row.span, row.reuses) for row in rows)
 
     def remade(self, rows: Sequence[Row], *others: Canvas, dense: Dense | None = None) -> Canvas:
         """The canvas of `rows` as they stand now, which come from this one and others."""

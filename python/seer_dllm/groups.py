@@ -117,13 +117,16 @@ def parts_of(rows: Sequence[Row], routing: Routing | None) -> list[Part]:
     return parts
 
 
-def _dense(rows: list[Row], routing: Routing) -> Dense:
-    """What a static group is padded to: buckets where it is captured, else its longest row."""
+def _dense(rows: list[Row], routing: Routing) -> Dense | None:
+    """What a static group is padded to: buckets where it is captured, else its longest row; None if that pads nothing.
+
+    Packed rows of one size are a dense batch.
+    """
     sizes = [size_of(row) for row in rows]
     # Cached keys are padded apart from the others, so that both lie where the graph expects them.
     dense = Dense(len(rows), max(s.fed for s in sizes), max(s.attended - s.fed for s in sizes))
     if routing.capturer is None:
-        return dense
+        return dense if len({(s.fed, s.attended) for s in sizes}) > 1 else None
     buckets = routing.limits.lengths
     past = buckets.bucket_for(dense.past) if dense.past else 0
     return Dense(routing.limits.rows.bucket_for(dense.rows), buckets.bucket_for(dense.fed), past)

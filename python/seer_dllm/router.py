@@ -203,6 +203,14 @@ def route(
         raise ValueError(f"rows must have keys of their own, got {next(k for k in keys if keys.count(k) > 1)!r} twice")
     if not rows:
         return Plan((), mode, costs.label)
+    tokens = sum(row.fed for row in rows)
+    fit = len(rows) <= limits.max_rows and tokens <= limits.max_tokens
+    if fit and mode in ("varlen", "eager") and regroup and not captured:
+        # Nothing is padded, so one group saves the fixed costs of others: what most steps come to needs no search.
+        pairs = sum(row.fed * row.attended for row in rows)
+        seconds = float(costs.seconds(mode, len(rows), tokens, pairs))
+        group = Group(tuple(rows), mode, (), len(rows), tokens, pairs, seconds, f"mode {mode}, and all fit")
+        return Plan((group,), mode, costs.label)
     prices = _Prices(rows, limits, costs, captured)
     groups = _by_waste(prices) if mode == "pwr" else _by_cost(prices, PATHS if mode == "cost" else (mode,), regroup)
     return Plan(tuple(groups), mode, costs.label)

@@ -1,6 +1,7 @@
 """Rows in groups: the loop as a stepper, what moves between groups, attention of packed and padded rows."""
 
 import random
+import warnings
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from seer_dllm.api import prepare, result_of
 from seer_dllm.attention import RUNS, attend, library
 from seer_dllm.backbone import DevicePacking, DeviceRoom, Packing, Room
 from seer_dllm.canvas import Canvas, Dense, prefill
+from seer_dllm.config import CACHES
 from seer_dllm.denoise import Loop
 from seer_dllm.groups import Routing
 from seer_dllm.host import HostRead
@@ -195,6 +197,31 @@ def test_the_router_is_asked_only_when_something_changed():
         finished = [len(loop.step()) for _ in range(12)]
     assert finished == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1] and not loop.rows
     assert asked == [3, 1, 0] and loop.counts.plans == 3
+
+
+@pytest.mark.parametrize("mode", ["varlen", "static"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_groups_that_change_nothing_are_not_laid_anew(mode, cache):
+    """Rows of one size are a dense batch as they lie; packed rows may stand in any order."""
+    model = tiny("llada_gqa")
+    sizes = [(8, 7), (8, 7), (8, 7)] if mode == "static" else [(16, 7), (8, 20), (8, 3)]
+    prompts = [random_prompt(i, n, "llada_gqa") for i, (_, n) in enumerate(sizes)]
+    configs = [GenerationConfig(window=n, block=n, steps=8, cache=cache) for n, _ in sizes]
+    with warnings.catch_warnings(action="ignore"):  # the prompt cache is an approximation
+        rows, profile = prepare(model, prompts, None, configs, None)
+    loop, plain, laid = Loop(model.backbone, Routing(costs=COSTS, mode=mode)), Canvas.remade, []
+
+    def counted(canvas, rows, *others, **layout):
+        laid.append(len(rows))
+        return plain(canvas, rows, *others, **layout)
+
+    loop.add(rows, profile)
+    with mock.patch.object(Canvas, "remade", counted):
+        while loop.rows:
+            loop.step()
+    # Rows of a block cache feed less after their first step.
+    assert laid == ([3] if cache in ("prefix", "dual") else [])
+    assert loop.counts.padded_tokens == 0
 
 
 def test_removed_rows_are_gone():

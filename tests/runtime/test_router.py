@@ -235,7 +235,7 @@ def spent(plan, regroup):
 
 
 @pytest.mark.parametrize("mode", ["cost", *PATHS])
-@pytest.mark.parametrize(("regroup", "captured"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(("regroup", "captured"), [(True, True), (False, True), (True, False), (False, False)])
 def test_no_cut_into_neighbours_is_cheaper(mode, regroup, captured):
     draw = random.Random(1)
     paths = PATHS if mode == "cost" else (mode,)
