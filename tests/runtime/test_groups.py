@@ -1,7 +1,6 @@
 """Rows in groups: the loop as a stepper, what moves between groups, attention of packed and padded rows."""
 
 import random
-import warnings
 from unittest import mock
 
 import pytest
@@ -199,6 +198,7 @@ def test_the_router_is_asked_only_when_something_changed():
     assert asked == [3, 1, 0] and loop.counts.plans == 3
 
 
+@pytest.mark.filterwarnings("ignore:the prompt cache is an approximation")
 @pytest.mark.parametrize("mode", ["varlen", "static"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_groups_that_change_nothing_are_not_laid_anew(mode, cache):
@@ -207,8 +207,7 @@ def test_groups_that_change_nothing_are_not_laid_anew(mode, cache):
     sizes = [(8, 7), (8, 7), (8, 7)] if mode == "static" else [(16, 7), (8, 20), (8, 3)]
     prompts = [random_prompt(i, n, "llada_gqa") for i, (_, n) in enumerate(sizes)]
     configs = [GenerationConfig(window=n, block=n, steps=8, cache=cache) for n, _ in sizes]
-    with warnings.catch_warnings(action="ignore"):  # the prompt cache is an approximation
-        rows, profile = prepare(model, prompts, None, configs, None)
+    rows, profile = prepare(model, prompts, None, configs, None)
     loop, plain, laid = Loop(model.backbone, Routing(costs=COSTS, mode=mode)), Canvas.remade, []
 
     def counted(canvas, rows, *others, **layout):
