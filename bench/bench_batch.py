@@ -38,12 +38,12 @@ from seer_dllm.denoise import Loop
 from seer_dllm.engine import Engine, Request
 from seer_dllm.families import FAMILIES
 from seer_dllm.groups import Routing
-from seer_dllm.measure import SHAPES, measure
+from seer_dllm.measure import SHAPES, cost_model, measure
 from seer_dllm.router import Limits, padding_waste
 from seer_dllm.tables import markdown
 
 PROMPTS = 60, 110
-LEAST_SECONDS = 0.5  # of the router's runs of a batch: short ones are repeated more often
+LEAST_SECONDS = 2.0  # of the router's runs of a batch: short ones are repeated more often
 LIMITS = Limits(max_rows=256, max_tokens=1 << 17, max_length=4096)
 ONE = PathCost(1.0, 0.0, 0.0)
 AS_ONE = CostModel(ONE, ONE, ONE, "as few groups as may be")
@@ -280,14 +280,8 @@ def main() -> None:
         backbone = model.backbone
         most = 2048 if name == "demo" else 128  # tokens of a measurement, as a CPU takes seconds for more
         shapes = [shape for shape in SHAPES if shape[0] * shape[1] <= most]
-        found = measure(backbone, shapes, repeats=args.repeats)
-        costs = CostModel.fit(found, "measured at start-up")
-        error = costs.error(found)
-        about = (
-            f"## {name}\n\n{backbone.dtype}, {library('cpu', backbone.dtype)[0]}. Cost model: error "
-            f"{100 * error.median:.1f} % median, {100 * error.worst:.1f} % at worst of what it "
-            f"was fitted to.\n\n{costs}"
-        )
+        costs = cost_model(backbone, measure(backbone, shapes, repeats=args.repeats))
+        about = f"## {name}\n\n{backbone.dtype}, {library('cpu', backbone.dtype)[0]}.\n\n{costs}"
         lines: list[Line] = []
         for line in compare(model, costs, args, PROMPTS, sizes):
             lines.append(line)

@@ -73,7 +73,7 @@ step() {
   cat "$logs/$name.log" >>"$logs/all"
   if ((status == 0)); then
     record "$name" PASS $((SECONDS - begin)) "$note"
-  elif [[ $name == denoise ]] && { ((status == 124)) || grep -q "must fit the memory" "$logs/$name.log"; }; then
+  elif [[ $name == denoise || $name == costs ]] && { ((status == 124)) || grep -q "must fit the memory" "$logs/$name.log"; }; then
     record "$name" SKIP $((SECONDS - begin)) "more than this GPU's memory, or than $limit s"
   elif ((status == 124 || status == 137)); then
     record "$name" FAIL $((SECONDS - begin)) "stopped at its limit of $limit s"
@@ -119,6 +119,12 @@ for tool in memcheck racecheck; do
     record "sanitizer_$tool" SKIP 0 "compute-sanitizer was not found"
   fi
 done
+costs=("$python" bench/measure_costs.py --shape llada-8b --layers 32 --device cuda)
+if [[ $device == cpu ]]; then
+  record costs SKIP 0 "for CUDA alone"
+else
+  step costs 60 "${costs[@]}" --out "$logs/bench/costs.json"
+fi
 denoise=("$python" bench/bench_denoise.py --shape llada-8b --layers 32 --block 32 --device cuda)
 if [[ $device == cpu ]]; then
   record denoise SKIP 0 "for CUDA alone"
@@ -132,7 +138,7 @@ fi
 
 mv "$logs/all" "$out/gpu_check.log"
 [[ ! -d $logs/bench ]] || tar -C "$logs" -czf "$out/bench.tar.gz" bench
-for name in bench denoise; do
+for name in bench costs denoise; do
   [[ ! -e $logs/$name.log || $device == cpu ]] || cat "$logs/$name.log"
 done
 {

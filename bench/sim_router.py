@@ -1,9 +1,11 @@
 """The router judged by simulation: batches of several length distributions, on a synthetic cost table of a GPU.
 
     python bench/sim_router.py --out bench/results/sim_router.md
+    python bench/sim_router.py --costs costs.json --out build/sim_router.md
 
 Nothing here is measured. The table is reckoned from first principles (`Synthetic`); the router plans with the linear
 model that is fitted to samples of it, as it would be to measurements, and every plan is charged by the table itself.
+With `--costs`, a file of `bench/measure_costs.py`, it plans with the recorded model and is charged by it.
 Rows finish after their own number of steps: "kept" groups run on in full until their last row is done, "formed anew"
 are planned again without the rows that left.
 """
@@ -70,7 +72,7 @@ def batch_of(kept: Callable, size: int, cache: str, seed: int) -> list[RowSize]:
     return rows
 
 
-def longest_padded(rows: list[RowSize], table: Synthetic) -> list[tuple[float, int]]:
+def longest_padded(rows: list[RowSize], table: Synthetic | CostModel) -> list[tuple[float, int]]:
     """(seconds a step, steps) of dense batches in order of arrival, padded to their longest row and no further."""
     batches, current = [], []
     for row in rows:
@@ -88,7 +90,7 @@ def longest_padded(rows: list[RowSize], table: Synthetic) -> list[tuple[float, i
     return found
 
 
-def planned(rows: list[RowSize], table: Synthetic, costs, mode: str, anew: bool) -> list[tuple[float, int]]:
+def planned(rows: list[RowSize], table: Synthetic | CostModel, costs, mode: str, anew: bool) -> list[tuple[float, int]]:
     """The same of the router's groups, planned by `costs` and charged by the table."""
     groups = route(rows, LIMITS, costs, mode, regroup=anew).groups
     sizes = ((g.path, g.padded_rows, g.padded_tokens, g.padded_pairs) for g in groups)
@@ -107,7 +109,9 @@ def run_time(rows: list[RowSize], step: Callable, anew: bool) -> float:
     return total
 
 
-def compare(anew: bool, sizes: list[int], seeds: int, table: Synthetic, costs: CostModel) -> tuple[list, dict]:
+def compare(
+    anew: bool, sizes: list[int], seeds: int, table: Synthetic | CostModel, costs: CostModel
+) -> tuple[list, dict]:
     """Rows of the table, and per way its times over those of the best single path."""
     ways = {way: (lambda rows, way=way: planned(rows, table, costs, way, anew)) for way in WAYS[:4]}
     ways["router"] = lambda rows: planned(rows, table, costs, "cost", anew)
@@ -132,17 +136,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--seeds", type=int, default=3, help="batches drawn per line")
+    parser.add_argument("--costs", type=Path, help="a recorded cost model in place of the synthetic table")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    table = Synthetic()
-    costs = CostModel.fit(samples(table), "fitted to samples of the synthetic table")
-    error = costs.error(samples(table))
-    parts = [
-        "# The router on a synthetic cost table\n\nNothing here is measured: simulated times of a whole run.",
-        f"{inspect.getdoc(Synthetic)}\n\n{LIMITS}. Prompts of 600-1100 tokens, two slots a step; each line sums "
-        f"{args.seeds} batches.\nFitted linear model against the table: relative error {100 * error.median:.1f} % "
-        f'median, {100 * error.worst:.1f} % at worst. "router, true table" plans without that error.',
-    ]
+    setting = f"{LIMITS}. Prompts of 600-1100 tokens, two slots a step; each line sums {args.seeds} batches."
+    if args.costs is not None:
+        table = costs = CostModel.load(args.costs)
+        parts = [
+            "# The router on a recorded cost model\n\nSimulated times of a whole run, by costs that were "
+            f"{costs.label}.\n\n{setting}"
+        ]
+    else:
+        table = Synthetic()
+        costs = CostModel.fit(samples(table), "fitted to samples of the synthetic table")
+        error = costs.error(samples(table))
+        parts = [
+            "# The router on a synthetic cost table\n\nNothing here is measured: simulated times of a whole run.",
+            f"{inspect.getdoc(Synthetic)}\n\n{setting}\nFitted linear model against the table: relative error "
+            f"{100 * error.median:.1f} % median, {100 * error.worst:.1f} % at worst. "
+            '"router, true table" plans without that error.',
+        ]
     head = ["cache", "kept window", "rows", "PWR", "pad to longest, s", *WAYS, "router / best single path"]
     for anew, title in (
         (True, "Groups formed anew when rows leave"),

@@ -2,7 +2,7 @@
 
     python bench/soak_engine.py --minutes 10
 
-Exit code 1 if a request did not end exactly once, or ended as it should not have.
+Exit code 1 if a request did not end exactly once, or ended as it should not have, or if memory grew by more than 1 %.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from seer_dllm.engine import Cancelled
 from seer_dllm.router import MODES
 
 SAMPLES = 10  # of the memory, each when all that was asked for has ended
+GROWTH = 1.01  # of the last sample over the second: the first one is from before anything ran
 
 
 def resident_mb() -> tuple[float, float]:
@@ -68,7 +69,7 @@ def main() -> int:
         if due and not engine.active:  # between two samples what runs comes and goes
             held, size = resident_mb()
             sizes.append(size)
-            print(f"{minutes:.1f} min: {sum(ended.values())} ended, {held:.0f} MB, in use {size:.0f} MB", flush=True)
+            print(f"{minutes:.1f} min: {sum(ended.values())} ended, {held:.0f} MB, in use {size:.1f} MB", flush=True)
         if not due and engine.stats().waiting < 8:
             bad = draw.random() < 0.15
             prompt = torch.randn(draw.randint(1, 100), hidden)
@@ -78,9 +79,9 @@ def main() -> int:
         for answer in engine.step():
             wrong += not isinstance(answer.error, want.pop(answer.id))  # a second answer is a KeyError
             ended["answered" if answer.error is None else type(answer.error).__name__] += 1
-    print(f"{dict(ended)}; lost {len(want)}, ended wrongly {wrong}; in use {sizes[1]:.0f} to {sizes[-1]:.0f} MB")
+    print(f"{dict(ended)}; lost {len(want)}, ended wrongly {wrong}; in use {sizes[1]:.1f} to {sizes[-1]:.1f} MB")
     print(engine.stats())
-    return int(bool(want or wrong))
+    return int(bool(want or wrong) or sizes[-1] > GROWTH * sizes[1])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = ["build", "ops", "graph", "runtime", "bench", "sanitizer_memcheck", "sanitizer_racecheck", "denoise"]
+STEPS = ["build", "ops", "graph", "runtime", "bench", "sanitizer_memcheck", "sanitizer_racecheck", "costs", "denoise"]
 
 
 @pytest.fixture

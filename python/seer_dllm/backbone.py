@@ -46,7 +46,7 @@ class Packing:
             torch.repeat_interleave(shift, torch.tensor(self.lengths, dtype=torch.int64)) if self.lengths else index
         )
         self.positions = (index + spread).to(device)
-        self._runs: tuple[Packing, list[tuple[int, int]]] | None = None
+        self._runs: tuple[tuple[int, ...], list[tuple[int, int]]] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -64,16 +64,15 @@ class Packing:
     def runs(self, keys: Packing) -> list[tuple[int, int]]:
         """Rows `[first, stop)` that may be read as `[B, L, ...]`: neighbours of one length, in `keys` too.
 
-        Those of the latest `keys` are remembered, as layers share them.
+        The latest ones are remembered, as layers share them: by the lengths, as a packing that refers to itself would
+        be freed late.
         """
-        if self._runs is None or self._runs[0] is not keys:
-            self._runs = keys, self._find_runs(keys)
+        if self._runs is None or self._runs[0] != keys.lengths:
+            self._runs = keys.lengths, self._find_runs(keys.lengths)
         return self._runs[1]
 
-    def _find_runs(self, keys: Packing) -> list[tuple[int, int]]:
-        if self.total and self.equal and keys.equal:
-            return [(0, len(self))]
-        sizes = list(zip(self.lengths, keys.lengths, strict=True))
+    def _find_runs(self, keys: tuple[int, ...]) -> list[tuple[int, int]]:
+        sizes = list(zip(self.lengths, keys, strict=True))
         begins = [b for b in range(len(self)) if b == 0 or sizes[b] != sizes[b - 1]]
         ends = [*begins[1:], len(self)]
         return [(b, e) for b, e in zip(begins, ends, strict=False) if self.lengths[b]]

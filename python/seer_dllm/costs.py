@@ -41,7 +41,8 @@ class Measurement:
 
     Args:
         path: "static", "varlen" or "eager".
-        rows: rows computed, those included that the path adds as padding.
+        rows: rows computed, those included that the path adds as padding. Packed rows that are not captured count
+            once per size, as those of one size share a call of attention.
         tokens: tokens computed, the path's padding included.
         pairs: sum over rows of tokens fed times tokens attended to, again as the path pads.
         seconds: above 0.

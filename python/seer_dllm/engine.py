@@ -132,7 +132,7 @@ class Engine:
             above `limits.max_tokens` is refused.
         memory: bytes for keys and values of requests with a cache, reserved for their full windows and twice, as groups
             are laid anew beside the old ones. Requests wait until theirs is free; one that could never fit is refused.
-            None: no bound.
+            What captured shapes hold comes on top (`stats().captured_bytes`). None: no bound.
         costs: what groups are formed by, and whether truncation can pay; None: `DEFAULT_COSTS` of the device.
         mode: as in `seer_dllm.groups.Routing`.
         capturer: the same.

@@ -1,12 +1,14 @@
-"""What steps of a model cost on this machine: measurements for `CostModel.fit`."""
+"""What steps of a model cost on this machine: measurements, and the cost model fitted to them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 
 import torch
+from tqdm import tqdm
 
 from seer_dllm.backbone import Backbone
 from seer_dllm.capture import Capturer
@@ -14,7 +16,7 @@ from seer_dllm.config import GenerationConfig, Profile, check_positive
 from seer_dllm.costs import CostModel, Measurement, PathCost
 from seer_dllm.denoise import Loop
 from seer_dllm.groups import Routing, parts_of, size_of
-from seer_dllm.router import Limits
+from seer_dllm.router import Limits, sizes_of
 from seer_dllm.row import Row
 
 # (rows, tokens fed, tokens cached); ours: both ends of what a batch of short answers feeds, with and without a prompt.
@@ -26,12 +28,27 @@ _ONE = PathCost(1.0, 0.0, 0.0)
 _AS_ONE = CostModel(_ONE, _ONE, _ONE, "one group")
 
 
+def cost_model(backbone: Backbone, measurements: Sequence[Measurement] | None = None) -> CostModel:
+    """The model fitted to what `measure` found; its label says on what, and how far it is off.
+
+    None: measure the default shapes now, which takes a CPU minutes for an 8B model.
+    ValueError: as `CostModel.fit`.
+    """
+    found = measure(backbone) if measurements is None else measurements
+    costs = CostModel.fit(found, "measured")
+    error, device = costs.error(found), backbone.device
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    off = f"{100 * error.median:.1f} % off in the median, {100 * error.worst:.1f} % at worst"
+    return replace(costs, label=f"measured on {on}, {str(backbone.dtype).removeprefix('torch.')}, {off}")
+
+
 def measure(
     backbone: Backbone,
     shapes: Iterable[tuple[int, int, int]] = SHAPES,
     *,
     repeats: int = 3,
     capturer: Capturer | None = None,
+    progress: bool = True,
 ) -> list[Measurement]:
     """Time steps of one group on all of the router's paths, one after the other in each of the repeats: medians.
 
@@ -44,6 +61,7 @@ def measure(
         shapes: (rows, fed, cached) of the batches, in the middle: rows have up to a quarter more and less. `fed` is 8
             at least.
         capturer: what "static" and "varlen" run through.
+        progress: show a bar where there is a terminal.
     Raises:
         ValueError: `repeats` or a shape is out of range.
     """
@@ -56,7 +74,8 @@ def measure(
             raise ValueError(f"shapes must feed 8 tokens at least and see 0 cached ones at least, got {fed}, {past}")
         paths = ("static", "varlen", "eager") if packs else ("static", "varlen")
         groups += [_Group(backbone, path, rows, fed, past, capturer) for path in paths]
-    for repeat in range(repeats + 1):  # the first one warms up
+    bar = tqdm(range(repeats + 1), desc="measuring steps", leave=False, disable=None if progress else True)
+    for repeat in bar:  # the first one warms up
         for group in groups:
             seconds = group.step()
             group.seconds += [seconds] if repeat else []
@@ -82,7 +101,7 @@ class _Group:
         self._begin()
         made = self._loop.rows
         sizes = [size_of(row) for row in made]
-        self.rows = rows
+        self.rows = rows if path == "static" else sizes_of(sizes)
         self.tokens, self.pairs = sum(s.fed for s in sizes), sum(s.fed * s.attended for s in sizes)
         (part,) = parts_of(made, self._routing)
         if part.dense is not None:

@@ -89,6 +89,11 @@ def padding_waste(sizes: Sequence[int]) -> float:
     return 1 - sum(sizes) / (len(sizes) * max(sizes)) if sizes else 0.0
 
 
+def sizes_of(rows: Iterable[RowSize]) -> int:
+    """How many different sizes these rows have."""
+    return len({(row.fed, row.attended) for row in rows})
+
+
 @dataclass(frozen=True)
 class Group:
     """Rows that share each forward, shortest first.
@@ -208,8 +213,8 @@ def route(
     if fit and mode in ("varlen", "eager") and regroup and not captured:
         # Nothing is padded, so one group saves the fixed costs of others: what most steps come to needs no search.
         pairs = sum(row.fed * row.attended for row in rows)
-        seconds = float(costs.seconds(mode, len(rows), tokens, pairs))
-        group = Group(tuple(rows), mode, (), len(rows), tokens, pairs, seconds, f"mode {mode}, and all fit")
+        sizes = sizes_of(rows), tokens, pairs
+        group = Group(tuple(rows), mode, (), *sizes, float(costs.seconds(mode, *sizes)), f"mode {mode}, and all fit")
         return Plan((group,), mode, costs.label)
     prices = _Prices(rows, limits, costs, captured)
     groups = _by_waste(prices) if mode == "pwr" else _by_cost(prices, PATHS if mode == "cost" else (mode,), regroup)
@@ -247,10 +252,13 @@ class _Prices:
         lanes = padded(limits.rows, width)
         dense = lanes * padded(limits.lengths, fed)[:, None]
         packed = np.where(exists, within(fed), np.inf)
+        differs = np.diff(fed, prepend=fed[:1]).astype(bool) | np.diff(attended, prepend=attended[:1]).astype(bool)
+        differs = differs.cumsum()
+        unlike = 1 + differs[last] - differs[first]
         self.sizes = {  # rows, tokens and pairs as in `Measurement`
             "static": (lanes, np.where(exists, dense, np.inf), dense * deepest),
-            "varlen": (lanes, padded(limits.tokens, packed), pairs),
-            "eager": (width, packed, pairs),
+            "varlen": (lanes if captured else unlike, padded(limits.tokens, packed), pairs),
+            "eager": (unlike, packed, pairs),
         }
         self.seconds = {}
         for path, (count, tokens, pairs) in self.sizes.items():

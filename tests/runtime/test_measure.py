@@ -1,8 +1,10 @@
 """Measurements that a cost model is fitted to."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
+import torch
 from scripted import tiny
 from workloads import Recorder
 
@@ -10,7 +12,7 @@ from seer_dllm.canvas import Dense
 from seer_dllm.capture import Packed
 from seer_dllm.costs import CostModel
 from seer_dllm.denoise import Loop
-from seer_dllm.measure import SHAPES, measure
+from seer_dllm.measure import SHAPES, cost_model, measure
 
 
 def test_sizes_and_paths():
@@ -24,8 +26,16 @@ def test_sizes_and_paths():
 
 
 def test_a_cost_model_can_be_fitted():
+    """`cost_model` is the fit of what `measure` found, and its label says how far off that is."""
     backbone = tiny("llada_gqa").backbone
-    assert CostModel.fit(measure(backbone, SHAPES[:8], repeats=1), "here").label == "here"
+    found = measure(backbone, SHAPES[:10], repeats=1)
+    costs = cost_model(backbone, found)
+    assert len(found) == 30 and costs == replace(CostModel.fit(found, "again"), label=costs.label)
+    error = costs.error(found)
+    off = f"{100 * error.median:.1f} % off in the median, {100 * error.worst:.1f} % at worst"
+    assert costs.label == f"measured on {torch.get_num_threads()} CPU threads, float32, {off}"
+    with mock.patch("seer_dllm.measure.measure", lambda given: found if given is backbone else None):
+        assert cost_model(backbone) == costs
 
 
 def test_captured_paths_are_measured_as_they_run():

@@ -77,11 +77,15 @@ def test_rows_that_cost_by_themselves():
     plan = route(rows, Limits(), flat((10, 1, 0), (20, 1, 0, 30), (20, 1, 0, 30)), captured=False)
     assert cut(plan) == [("static", [8] * 10), ("static", [104, 104])] and plan.seconds == 90 + 218
     assert [g.padded_rows for g in plan.groups] == [10, 2]
+    # Of two sizes in the packed group: dearer than the static ones, but cheaper than twelve rows.
+    packed = flat((110, 1, 0), (20, 1, 0, 30), (20, 1, 0, 30))
+    (group,) = route(rows, Limits(), packed, captured=False).groups
+    assert (group.path, group.padded_rows, group.seconds) == ("varlen", 2, 20 + 288 + 60)
     plan = route(rows, Limits(), flat((110, 1, 0), (20, 1, 0), (20, 1, 0, 1)), captured=False)
     assert cut(plan) == [("varlen", [8] * 10 + [104, 104])] and plan.seconds == 20 + 288
     # Captured: buckets of 4 rows and 32 tokens; eager is free of both.
     rooms = flat((900, 1, 0, 9), (20, 1, 0, 2), (20, 1, 0, 2))
-    for mode, seconds in (("static", 900 + 32 + 36), ("varlen", 20 + 32 + 8), ("cost", 20 + 24 + 6)):
+    for mode, seconds in (("static", 900 + 32 + 36), ("varlen", 20 + 32 + 8), ("cost", 20 + 24 + 2)):
         assert route(rows_of(8, 8, 8), Limits(), rooms, mode).seconds == seconds
 
 
@@ -175,8 +179,10 @@ def price(group, limits, costs, path, captured=True):
         )
 
     count, tokens, pairs = len(group), sum(r.fed for r in group), sum(r.fed * r.attended for r in group)
-    if path != "eager":
+    if path == "static" or path == "varlen" and captured:
         count = up(limits.rows, count)
+    else:  # rows of one size share a call
+        count = len({(r.fed, r.attended) for r in group})
     if path == "static":
         tokens = count * up(limits.lengths, max(r.fed for r in group))
         pairs = tokens * up(limits.lengths, max(r.attended for r in group))
