@@ -31,6 +31,7 @@ from shapes import KEPT, MODELS, random_backbone
 from seer_dllm import GenerationConfig, Model, Profile, Truncation, generate, load
 from seer_dllm.api import prepare
 from seer_dllm.attention import library
+from seer_dllm.capture import Capturer, CudaGraphs
 from seer_dllm.config import CACHES
 from seer_dllm.costs import CostModel, PathCost
 from seer_dllm.demo import data, model_folder
@@ -56,6 +57,7 @@ class Batch:
     """Prompts `[P, H]` and kept windows, of a full one of `longest` slots."""
 
     model: Model
+    capturer: Capturer | None
     longest: int
     prompts: list[torch.Tensor]
     kept: list[int]
@@ -77,10 +79,12 @@ class Batch:
             windows, steps = [self.longest] * size, [self.longest // self.slots] * size
         elif way.startswith("pad"):
             windows, steps = [most] * size, own if "early" in way else [max(own)] * size
-        routing = {
-            "one packed": None, "per row": None, "router": Routing(LIMITS, costs, "cost"),
-            "static": Routing(LIMITS, costs, "static"), "varlen": Routing(LIMITS, costs, "varlen"),
-        }.get(way, Routing(LIMITS, AS_ONE, "static"))  # fmt: skip
+        modes = {"router": "cost", "static": "static", "varlen": "varlen"}
+        routing = None  # packed, as `generate` does
+        if way in modes:
+            routing = Routing(LIMITS, costs, modes[way], self.capturer)
+        elif way not in ("one packed", "per row"):
+            routing = Routing(LIMITS, AS_ONE, "static", self.capturer)
         rows, profile = self.rows(windows, steps)
         began = time.perf_counter()
         for part in [[row] for row in rows] if way == "per row" else [rows]:
@@ -91,17 +95,17 @@ class Batch:
         return time.perf_counter() - began, [row.ids.tolist() for row in rows]
 
 
-def shapes_of_8b(layers: int) -> Model:
+def shapes_of_8b(layers: int, device: str) -> Model:
     """LLaDA-8B's layers with random weights, a small vocabulary, bfloat16."""
     config = replace(MODELS["llada-8b"], n_layers=layers, vocab_size=1024, mask_id=1023, eos_id=1022)
-    return Model(FAMILIES[0], random_backbone(config, torch.bfloat16), None, None, (1022,), Profile())
+    return Model(FAMILIES[0], random_backbone(config, torch.bfloat16, device), None, None, (1022,), Profile())
 
 
-def batch_of(model: Model, kept: list[int], cache: str, args, prompts: tuple[int, int]) -> Batch:
+def batch_of(model: Model, capturer, kept: list[int], cache: str, args, prompts: tuple[int, int]) -> Batch:
     size, seed = model.backbone.config.hidden_size, len(kept)
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     given = [torch.randn(draw.randint(*prompts), size, generator=generator) for _ in kept]
-    return Batch(model, args.longest, given, kept, cache, args.slots)
+    return Batch(model, capturer, args.longest, given, kept, cache, args.slots)
 
 
 def demo_windows(model: Model, longest: int, count: int) -> list[int]:
@@ -138,7 +142,9 @@ class Line(NamedTuple):
         return [*head, *gains, f"{self.behind:.3f}", str(self.differing)]
 
 
-def compare(model: Model, costs: CostModel, args, prompts: tuple[int, int], sizes: list[int]) -> Iterator[Line]:
+def compare(
+    model: Model, capturer, costs: CostModel, args, prompts: tuple[int, int], sizes: list[int]
+) -> Iterator[Line]:
     """A line per cache, distribution and batch size."""
 
     def drawn(make: Callable, size: int) -> list[int]:
@@ -150,11 +156,12 @@ def compare(model: Model, costs: CostModel, args, prompts: tuple[int, int], size
         kept["demo's boundaries"] = partial(demo_windows, model, args.longest)
     chosen = {d: make for d, make in kept.items() if args.lengths is None or d.split()[0] in args.lengths}
     for cache, (distribution, windows), size in product(args.cache, chosen.items(), sizes):
-        batch = batch_of(model, windows(size), cache, args, prompts)
+        batch = batch_of(model, capturer, windows(size), cache, args, prompts)
         times: dict[str, list[float]] = {way: [] for way in args.ways}
+        order = random.Random(0)
         while len(times["router"]) < args.repeats or sum(times["router"]) < LEAST_SECONDS:
             answers = {}
-            for way in args.ways:
+            for way in order.sample(args.ways, len(args.ways)):  # none always runs behind the same other one
                 seconds, answers[way] = batch.seconds(way, costs)
                 times[way].append(seconds)
         same = [answers[way] for way in SAME if way in answers]
@@ -192,7 +199,7 @@ def tables(lines: list[Line], ways: list[str]) -> str:
     )
 
 
-def throughput(model: Model, longest: int, count: int, max_batch: int) -> str:
+def throughput(model: Model, capturer, longest: int, count: int, max_batch: int) -> str:
     """Mixed demo requests: stock in batches, Seer one by one, and the engine, with the answers compared."""
     questions = data.heldout_questions(count, 1)
     prompts = [model.embed_prompt(q[2], [Image.fromarray(q[0])]) for q in questions]
@@ -207,7 +214,7 @@ def throughput(model: Model, longest: int, count: int, max_batch: int) -> str:
     began = time.perf_counter()
     alone = [generate(model, [p], config=c)[0] for p, c in zip(prompts, configs, strict=True)]
     ways["Seer, one by one"] = time.perf_counter() - began, alone
-    engine = Engine(model, max_batch=max_batch)
+    engine = Engine(model, max_batch=max_batch, capturer=capturer)
     began = time.perf_counter()
     answers = engine.generate([Request(p, config=c) for p, c in zip(prompts, configs, strict=True)])
     ways["Seer, engine"] = time.perf_counter() - began, [a.result for a in answers]
@@ -237,11 +244,16 @@ def shown(value) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def capturer_of(device: str) -> Capturer | None:
+    return CudaGraphs() if torch.device(device).type == "cuda" else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
     parser.add_argument("--batch", type=int, nargs="*", default=sizes, help="of the demo model; none: left out")
     parser.add_argument("--batch-8b", type=int, nargs="*", default=[1, 4, 16], help="of the 8B shapes; none: left out")
+    parser.add_argument("--device", default="cpu", help="on cuda, groups run as captured graphs")
     parser.add_argument("--cache", nargs="+", default=list(CACHES), choices=CACHES)
     parser.add_argument("--lengths", nargs="+", help="first words of distributions; default: all")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
@@ -259,16 +271,17 @@ def main() -> None:
     if args.quick:
         args.batch, args.batch_8b, args.cache, args.longest = [8], [], ["prompt"], 64
         args.repeats, args.requests = 3, 12
-    machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    on = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} threads"
+    machine = f"torch {torch.__version__}, {on}"
     parts = [
         f"# Ragged batches\n\n{machine}; times are medians of {args.repeats} interleaved repeats or more; full windows "
         f"of {args.longest} slots, {args.slots} written a step; prompts of {PROMPTS[0]} to {PROMPTS[1]} tokens."
     ]
     models = {}
     if args.batch:
-        models["demo"] = partial(load, model_folder()), args.batch
+        models["demo"] = partial(load, model_folder(), device=args.device), args.batch
     if args.batch_8b:
-        models[f"8B shapes, {args.layers} layers"] = partial(shapes_of_8b, args.layers), args.batch_8b
+        models[f"8B shapes, {args.layers} layers"] = partial(shapes_of_8b, args.layers, args.device), args.batch_8b
 
     def write(*more: str) -> None:
         if args.out is not None:
@@ -276,20 +289,21 @@ def main() -> None:
             args.out.write_text("\n\n".join([*parts, *more]) + "\n")
 
     for name, (make, sizes) in models.items():
-        model = make()
+        model, capturer = make(), capturer_of(args.device)
         backbone = model.backbone
-        most = 2048 if name == "demo" else 128  # tokens of a measurement, as a CPU takes seconds for more
+        most = 128 if name != "demo" and args.device == "cpu" else 2048  # fed at once: a CPU takes seconds for more
         shapes = [shape for shape in SHAPES if shape[0] * shape[1] <= most]
-        costs = cost_model(backbone, measure(backbone, shapes, repeats=args.repeats))
-        about = f"## {name}\n\n{backbone.dtype}, {library('cpu', backbone.dtype)[0]}.\n\n{costs}"
+        costs = cost_model(backbone, measure(backbone, shapes, repeats=args.repeats, capturer=capturer))
+        about = f"## {name}\n\n{backbone.dtype}, {library(backbone.device.type, backbone.dtype)[0]}.\n\n{costs}"
         lines: list[Line] = []
-        for line in compare(model, costs, args, PROMPTS, sizes):
+        for line in compare(model, capturer, costs, args, PROMPTS, sizes):
             lines.append(line)
             print(name, *line.cells(), sep=" | ", flush=True)
             write(about, tables(lines, args.ways))
         parts += [about, tables(lines, args.ways)]
     if args.requests:
-        parts.append(throughput(load(model_folder()), args.longest, args.requests, 32))
+        model = load(model_folder(), device=args.device)
+        parts.append(throughput(model, capturer_of(args.device), args.longest, args.requests, 32))
     write()
     print("\n\n".join(parts))
 

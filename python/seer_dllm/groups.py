@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 from torch import Tensor
@@ -88,24 +89,38 @@ def full_size(row: Row) -> RowSize:
     return RowSize(row, tokens, tokens, 1)
 
 
+def _by_cache(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows with a cache apart from those without, as a group with cached keys has room for those of all its rows.
+
+    What a row without a cache computes of them is thus never held for all layers.
+    """
+    kinds: dict[bool, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.config.cache == "none", []).append(row)
+    return list(kinds.values())
+
+
 def whole(rows: Sequence[Row], routing: Routing | None) -> list[list[Row]]:
     """The rows of one step 0, which runs packed, within the limits."""
     if routing is None:
-        return [list(rows)]
-    plan = route(map(full_size, rows), routing.limits, routing.costs, "varlen", captured=False)
-    return [[size.key for size in group.rows] for group in plan.groups]
+        return _by_cache(rows)
+    plans = [
+        route(map(full_size, alike), routing.limits, routing.costs, "varlen", captured=False)
+        for alike in _by_cache(rows)
+    ]
+    return [[size.key for size in group.rows] for plan in plans for group in plan.groups]
 
 
 def parts_of(rows: Sequence[Row], routing: Routing | None) -> list[Part]:
-    """The groups of the next step; without routing one, in the order of the rows.
+    """The groups of the next step; without routing one, in the order of the rows, or two (see `_by_cache`).
 
     A row with guidance has a twin, which must be beside it: such rows run packed.
     """
     if routing is None:
-        return [Part(list(rows), "varlen")]
+        return [Part(alike, "varlen") for alike in _by_cache(rows)]
     parts, captured = [], routing.capturer is not None
-    for guided, mode in ((False, routing.mode), (True, "varlen")):
-        sizes = [size_of(row) for row in rows if (row.config.cfg_scale > 0) == guided]
+    for alike, (guided, mode) in product(_by_cache(rows), ((False, routing.mode), (True, "varlen"))):
+        sizes = [size_of(row) for row in alike if (row.config.cfg_scale > 0) == guided]
         for group in route(sizes, routing.limits, routing.costs, mode, captured=captured).groups:
             part = Part([size.key for size in group.rows], group.path, miss=group.miss)
             if part.path == "static":

@@ -223,6 +223,28 @@ def test_groups_that_change_nothing_are_not_laid_anew(mode, cache):
     assert loop.counts.padded_tokens == 0
 
 
+@pytest.mark.filterwarnings("ignore:the prompt cache is an approximation")
+@pytest.mark.parametrize("routing", [None, Routing(), Routing(costs=COSTS, mode="cost")])
+def test_no_room_for_keys_of_rows_without_a_cache(routing):
+    """Long rows without a cache beside short ones with one: what is held is what the latter's sequences need."""
+    model = tiny("llada_gqa")
+    caches = ["none", "prompt", "none", "dual", "prefix"]
+    prompts = [random_prompt(i, 90 if cache == "none" else 6, "llada_gqa") for i, cache in enumerate(caches)]
+    configs = [GenerationConfig(window=16, block=8, steps=8, cache=cache) for cache in caches]
+    rows, profile = prepare(model, prompts, None, configs, None)
+    loop, held = Loop(model.backbone, routing), []
+    loop.add(rows, profile)
+    while loop.rows:
+        loop.step()
+        for group in loop._groups:
+            assert len({row.config.cache == "none" for row in group.canvas.rows}) == 1
+            if group.canvas.past is not None:
+                held.append(len(group.canvas.past.layers[0][0]))
+    # Padded, where rows are dense: to the longest of them.
+    assert 0 < max(held) <= 3 * (6 + 16)
+    assert all(row.finished for row in rows)
+
+
 def test_removed_rows_are_gone():
     """One before its first step, one in the middle; the third never notices."""
     scripted = Scripted([Script(9)] * 3)
