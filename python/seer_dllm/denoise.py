@@ -48,8 +48,7 @@ class Loop:
     rows joined, left, were cut, grew, or feed another part of their sequence.
 
     Args:
-        routing: how rows are grouped; None: all in one packed group, in order of arrival (rows with a cache and rows
-            without in one each).
+        routing: how rows are grouped; None: in one packed group for each kind of cache, in order of arrival.
         on_step: called with a row after each of its steps.
 
     Attributes:

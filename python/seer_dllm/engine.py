@@ -17,7 +17,7 @@ from tqdm import tqdm
 from seer_dllm.api import Model, Result, prepare, result_of
 from seer_dllm.attention import library
 from seer_dllm.capture import Capturer
-from seer_dllm.config import GenerationConfig, Profile, Truncation, check_choice, check_positive
+from seer_dllm.config import BLOCK_CACHES, GenerationConfig, Profile, Truncation, check_choice, check_positive
 from seer_dllm.costs import DEFAULT_COSTS, CostModel
 from seer_dllm.denoise import Loop, OnStep
 from seer_dllm.detection import kept_window, last_fixed
@@ -130,8 +130,9 @@ class Engine:
         max_batch: requests that run at once.
         limits: of a group, that is of a forward; None: `Limits(max_rows=max_batch)`. A request whose step 0 would be
             above `limits.max_tokens` is refused.
-        memory: bytes for keys and values of requests with a cache, reserved for their full windows and twice, as groups
-            are laid anew beside the old ones. Requests wait until theirs is free; one that could never fit is refused.
+        memory: bytes for keys and values of requests with a cache, reserved for their full windows: twice, as groups
+            are laid anew beside the old ones, and three times for block caches, as what a block will reuse is kept
+            beside both. Requests wait until theirs is free; one that could never fit is refused.
             What captured shapes hold comes on top (`stats().captured_bytes`). None: no bound.
         costs: what groups are formed by, and whether truncation can pay; None: `DEFAULT_COSTS` of the device.
         mode: as in `seer_dllm.groups.Routing`.
@@ -287,9 +288,10 @@ class Engine:
 
         refuse_above(self.limits.max_tokens, f"max_tokens={self.limits.max_tokens}")
         if config.cache != "none":
-            entry.bytes = tokens * self._token_bytes
+            each = self._token_bytes * (3 if config.cache in BLOCK_CACHES else 2)
+            entry.bytes = tokens * each
             if self.memory is not None:
-                refuse_above(self.memory // self._token_bytes, f"memory={self.memory} at {self._token_bytes} a token")
+                refuse_above(self.memory // each, f"memory={self.memory} at {each} a token")
         row.index, row.started = entry.id, entry.added
         if row.probed:
             self._leave_uncut_if_in_vain(row, profile)
@@ -299,7 +301,7 @@ class Engine:
     def _token_bytes(self) -> int:
         config = self.model.backbone.config
         values = config.n_layers * 2 * config.n_kv_heads * config.head_dim
-        return 2 * values * torch.finfo(self.model.backbone.dtype).bits // 8  # held, and laid anew beside it
+        return values * torch.finfo(self.model.backbone.dtype).bits // 8
 
     def _leave_uncut_if_in_vain(self, row: Row, profile: Profile) -> None:
         """Turn truncation off where not even the shortest window would save what the cut costs.

@@ -13,7 +13,7 @@ from torch import Tensor
 from seer_dllm.backbone import Backbone
 from seer_dllm.canvas import Canvas, Dense, lanes_of
 from seer_dllm.capture import Capturer, Packed
-from seer_dllm.config import check_choice
+from seer_dllm.config import BLOCK_CACHES, check_choice
 from seer_dllm.costs import DEFAULT_COSTS, CostModel
 from seer_dllm.router import MODES, Limits, RowSize, route
 from seer_dllm.row import Row
@@ -90,13 +90,14 @@ def full_size(row: Row) -> RowSize:
 
 
 def _by_cache(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows with a cache apart from those without, as a group with cached keys has room for those of all its rows.
+    """Rows without a cache, with a prompt cache and with a block cache apart, as memory is bounded by kind.
 
-    What a row without a cache computes of them is thus never held for all layers.
+    A group with cached keys has room for those of all its rows, and keeps those of all its rows for block caches: what
+    a row computes would be held for all layers where its cache never asks for it.
     """
-    kinds: dict[bool, list[Row]] = {}
+    kinds: dict[str, list[Row]] = {}
     for row in rows:
-        kinds.setdefault(row.config.cache == "none", []).append(row)
+        kinds.setdefault("block" if row.config.cache in BLOCK_CACHES else row.config.cache, []).append(row)
     return list(kinds.values())
 
 
@@ -112,7 +113,7 @@ def whole(rows: Sequence[Row], routing: Routing | None) -> list[list[Row]]:
 
 
 def parts_of(rows: Sequence[Row], routing: Routing | None) -> list[Part]:
-    """The groups of the next step; without routing one, in the order of the rows, or two (see `_by_cache`).
+    """The groups of the next step; without routing one, in the order of the rows and one per kind of cache.
 
     A row with guidance has a twin, which must be beside it: such rows run packed.
     """
