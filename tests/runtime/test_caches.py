@@ -226,7 +226,7 @@ def test_rows_that_leave_take_their_cache_along():
     assert [rows for rows, _ in seen] == sorted((rows for rows, _ in seen), reverse=True)
     # Each kind of cache has a group of its own: those of one row are never laid anew.
     assert {rows for rows, _ in seen} == {3, 2, 1}
-    assert max(held for _, held in seen) == 4
+    assert max(held for _, held in seen) == 3
 
 
 def fed(scripted: Scripted) -> list[tuple[int, int]]:
