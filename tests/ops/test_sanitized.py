@@ -1,8 +1,9 @@
 """The CPU kernels and their bindings under AddressSanitizer and UndefinedBehaviorSanitizer: the tests beside this one
 run again, in a process of their own, with an extension built for it.
 
-Left out are the tests of compilation, which is the same for any kernel, and of CUDA graphs. SEER_NO_EMULATOR=1 skips
-these tests as it does those of the emulator; without it, a missing compiler or sanitizer fails them.
+Left out are the tests of compilation, which is the same for any kernel, of CUDA graphs, and of glibc's heap, in whose
+place a sanitizer has its own. SEER_NO_EMULATOR=1 skips these tests as it does those of the emulator; without it, a
+missing compiler or sanitizer fails them.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from emulator import build
 
 FOLDER = build.ROOT / "build" / "sanitized"
 PACKAGE = FOLDER / "lib" / "seer_ext"
-LEFT_OUT = ("test_compile_chain.py", "test_contract.py", "test_cuda_graph.py", "test_sanitized.py")
+LEFT_OUT = ("test_compile_chain.py", "test_contract.py", "test_cuda_graph.py", "test_memory.py", "test_sanitized.py")
 SANITIZERS = "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
 TOOLS = {
     "CXXFLAGS": f"{SANITIZERS} -fno-omit-frame-pointer -g1",
