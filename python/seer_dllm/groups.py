@@ -15,7 +15,7 @@ from seer_dllm.canvas import Canvas, Dense, lanes_of
 from seer_dllm.capture import Capturer, Packed
 from seer_dllm.config import BLOCK_CACHES, check_choice
 from seer_dllm.costs import DEFAULT_COSTS, CostModel
-from seer_dllm.router import MODES, Limits, RowSize, route
+from seer_dllm.router import MODES, Limits, RowSize, route, sizes_of
 from seer_dllm.row import Row
 
 STEP_0 = "step 0"  # in the counts beside the router's paths: packed, and not captured
@@ -142,7 +142,7 @@ def _dense(rows: list[Row], routing: Routing) -> Dense | None:
     # Cached keys are padded apart from the others, so that both lie where the graph expects them.
     dense = Dense(len(rows), max(s.fed for s in sizes), max(s.attended - s.fed for s in sizes))
     if routing.capturer is None:
-        return dense if len({(s.fed, s.attended) for s in sizes}) > 1 else None
+        return dense if sizes_of(sizes) > 1 else None
     buckets = routing.limits.lengths
     past = buckets.bucket_for(dense.past) if dense.past else 0
     return Dense(routing.limits.rows.bucket_for(dense.rows), buckets.bucket_for(dense.fed), past)
