@@ -28,7 +28,7 @@ OnStep = Callable[[Row], None]
 
 
 def denoise(backbone: Backbone, rows: Sequence[Row], profile: Profile, on_step: OnStep | None = None) -> None:
-    """Fill the windows of all rows in place, in one packed group.
+    """Fill the windows of all rows in place, in one packed group for each kind of cache.
 
     Args:
         rows: those that are `probed` are cut at step 0; a `rival` changes windows at any step.
